@@ -47,16 +47,20 @@ def kv_values(config: Mapping[str, Any]) -> int:
     return 2 * layers * int(config.get("num_key_value_heads") or heads) * int(config.get("head_dim") or width // heads)
 
 
-def unsupported_attention(folder: Path) -> str | None:
-    """The features of attention that the config.json in `folder` names and that cannot be trained; None without any.
+def unsupported_features(folder: Path) -> str | None:
+    """The features that the config.json in `folder` names and that cannot be trained; None without any.
 
     A model may have others, or have these without naming them: the trainer compares logprobs at its start.
     """
     config = readable_config(folder)
     layers = config.get("layer_types")
     others = sorted({str(each) for each in layers} - {"full_attention"}) if isinstance(layers, list) else []
-    caps = [name for name in ("attn_logit_softcapping", "final_logit_softcapping") if config.get(name)]
-    return ", ".join([*(f"layers of {each}" for each in others), *caps]) or None
+    names = ["attn_logit_softcapping", "final_logit_softcapping"]
+    if not isinstance(layers, list) and config.get("use_sliding_window", True):
+        names.append("sliding_window")
+    found = [f"{name} = {config[name]}" for name in names if config.get(name)]
+    scales = [f"{name} = {config[name]}" for name in ("logits_scaling", "logit_scale") if config.get(name, 1) != 1]
+    return ", ".join([*(f"layers of {each}" for each in others), *found, *scales]) or None
 
 
 def readable_config(folder: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from operators.trainer import advantages, losses
 from operators.trainer.config import AggregationName, AlgorithmConfig, AlgorithmName, Proximal
-from operators.trainer.presets import Clip, Correction, resolve_preset
+from operators.trainer.presets import Clip, Correction, algorithm_problem, resolve_preset
 
 Coefficients: TypeAlias = Callable[[Tensor, int | None], Tensor]
 
@@ -38,8 +38,7 @@ def sequence_sum(lengths: Tensor, max_length: int | None) -> Tensor:
 
 def constant_length(lengths: Tensor, max_length: int | None) -> Tensor:
     """c_i = 1/(B·L_max): independent of the batch's lengths. Dr.GRPO (arXiv 2503.20783, §3.2)."""
-    if max_length is None:
-        raise ValueError("algorithm.max_response_tokens must be set: the constant_length aggregation divides by it")
+    assert max_length is not None, "`resolve` refuses it"
     return torch.full_like(lengths, 1, dtype=torch.float64) / (len(lengths) * max_length)
 
 
@@ -90,9 +89,10 @@ class Algorithm:
 
 
 def resolve(config: AlgorithmConfig) -> Algorithm:
-    """The algorithm that `config` names, with its overrides. Raises ValueError for a missing `max_response_tokens`."""
+    """The algorithm that `config` names, with its overrides. Raises ValueError for an `algorithm_problem`."""
     functions, preset = FUNCTIONS[config.name], resolve_preset(config)
-    AGGREGATIONS[preset.aggregation](torch.ones(1, dtype=torch.int64), config.max_response_tokens)
+    if (problem := algorithm_problem(config)) is not None:
+        raise ValueError(problem)
     return Algorithm(
         functions.advantage,
         functions.loss,

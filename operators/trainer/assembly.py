@@ -24,7 +24,7 @@ MAX_UNFINISHED = 4
 
 
 class CannotTrain(RuntimeError):
-    """The batches of the log end the training, at each start. The message says which, why, and how to continue."""
+    """Each start of the trainer would fail in this way. The message names the batch, setting or model, and a remedy."""
 
 
 class MissingBatch(CannotTrain):

@@ -11,6 +11,8 @@ from typing import Literal, get_args
 
 WITHOUT_GROUPS = frozenset({"ppo", "reinforce_plus_plus"})
 """Algorithms whose advantage does not compare the samples of a prompt."""
+WITH_CRITIC = frozenset({"ppo"})
+"""Algorithms that train a second model, the critic."""
 AlgorithmName = Literal[
     "tis",
     "grpo",
@@ -81,7 +83,7 @@ class AlgorithmConfig:
     std_epsilon: float = 1e-6
     """Added to a group's standard deviation."""
     discount: float = 1.0
-    """γ per token, for reinforce_plus_plus and ppo."""
+    """γ per token, for reinforce_plus_plus, reinforce_plus_plus_baseline and ppo."""
     gae_lambda: float = 1.0
     """λ of GAE, for ppo: 1 uses the whole return, 0 only the next value."""
     max_response_tokens: int | None = None
@@ -172,7 +174,8 @@ class LoraConfig:
     alpha: float = 32.0
     """α: an adapter's product is scaled by α/r."""
     targets: tuple[str, ...] = ()
-    """Name suffixes of the layers with adapters; empty: all linear layers but the output."""
+    """Names of the layers with adapters, such as q_proj; empty: all linear layers but the output. Not the embedding,
+    nor an output layer that shares its weights."""
     seed: int = 0
     """Seed of the randomly initialised matrix of each adapter."""
 
@@ -210,7 +213,7 @@ class LearnerConfig:
     weight_decay: float = 0.0
     """AdamW's decoupled weight decay, for matrices only."""
     parameter_groups: tuple[ParameterGroup, ...] = ()
-    """Exceptions for some parameters; the first match of a parameter's name applies."""
+    """Exceptions for some parameters; the first match of a parameter's name applies. Each must match one."""
     max_gradient_norm: float = 1.0
     """The global gradient is clipped to this 2-norm."""
     max_skipped_batches: int = 5

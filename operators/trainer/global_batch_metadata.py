@@ -16,9 +16,10 @@ from schemas.records import MicroBatch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GlobalBatchMetadata:
-    """n sequences in rank order: rewards float64[n]; groups (dense numbers in the order of training), lengths, prompt_lengths,
-    trained and staleness int64[n]; truncated bool[n], whether a length limit cut the response off. Their c contexts in the same
-    order: `sequences` int64[c], the sequence of each, context_rewards float64[c], context_trained int64[c].
+    """n sequences in rank order: rewards float64[n]; groups (numbered in the order of training), lengths,
+    prompt_lengths, trained and staleness int64[n]; truncated bool[n], whether a length limit cut the response off.
+    Their c contexts in the same order: `sequences` int64[c], the sequence of each, context_rewards float64[c],
+    context_trained int64[c].
 
     `rows` is this rank's slice of the sequences, `tokens` its slice of their trained tokens.
     """

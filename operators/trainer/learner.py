@@ -37,10 +37,10 @@ from operators.trainer.mismatch import Mismatch, MismatchAlarm, current_versions
 from operators.trainer.packing import TrainingMicroBatch, micro_batches, mini_batches
 from operators.trainer.passes import PolicyTargets, critic_gradient, policy_gradient, score_tokens
 from operators.trainer.policy import PolicyModule, load_policy
-from operators.trainer.presets import clip_can_bind, learning_rate, optimizer_steps, unused_clip_warning
+from operators.trainer.presets import clip_can_bind, learning_rate, optimizer_steps, unused_settings
 from operators.trainer.published_weights import PublishedWeights
 from operators.trainer.ranks import ALONE, Ranks
-from operators.trainer.trained_model import TrainedModel
+from operators.trainer.trained_model import TrainedModel, reject_unmatched_groups
 from schemas.records import MicroBatch
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,9 @@ class Learner:
         self._updates = 0
         self._skipped_updates = 0
         self._alarm = MismatchAlarm(config.mismatch_bound)
-        if reason := unused_clip_warning(config):
+        trained = [self._actor] if self._critic is None else [self._actor, self._critic_trained]
+        reject_unmatched_groups(config, [name for model in trained for name in model.names])
+        for reason in unused_settings(config):
             log.warning("%s", reason)
 
     @property
@@ -148,7 +150,8 @@ class Learner:
         batch = self._join(rows)
         metadata = gather_metadata(batch, self._data)
         kl_in_loss = self._reference is not None and self.config.algorithm.kl_in == "loss"
-        token_metrics = TokenMetrics(has_kl_penalty=kl_in_loss, clip_can_bind=clip_can_bind(self.config))
+        can_bind = clip_can_bind(self.config, int(metadata.groups.max()) + 1)
+        token_metrics = TokenMetrics(has_kl_penalty=kl_in_loss, clip_can_bind=can_bind)
         mismatch = Mismatch(current_versions(batch.versions, rows[0].batch))
         rewards, advantages, targets = self._score_batch(batch, metadata, token_metrics)
         policy_updates = self._updates - (0 if self._critic is None else self.config.critic.warmup_batches)

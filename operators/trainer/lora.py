@@ -20,20 +20,41 @@ _FROZEN, _TRAINED = ".base_layer.", ".lora_"
 def add_adapters(model: PreTrainedModel, config: LoraConfig) -> None:
     """Add adapters to layers of `model`, on the meta device, and freeze all other parameters, in place.
 
-    Raises ValueError if no layer of `model` has one of the names in `config.targets`.
+    Raises ValueError for one of `config.targets` that names no layer, or one whose adapter cannot be trained.
     """
     import peft
 
+    for target in config.targets:
+        _check_target(model, target)
     targets = list(config.targets) or "all-linear"
     settings = peft.LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets)
     peft.inject_adapter_in_model(settings, model, _ADAPTER, low_cpu_mem_usage=True)
+
+
+def _check_target(model: PreTrainedModel, target: str) -> None:
+    """Raise ValueError if no layer of `model` is called `target`, or if one is an embedding or has its weights."""
+    modules = dict(model.named_modules())
+    found = [module for name, module in modules.items() if f".{name}".endswith(f".{target}")]
+    if not found:
+        names = sorted({name.rpartition(".")[2] for name, each in modules.items() if hasattr(each, "weight")})
+        raise ValueError(f"trainer.learner.lora.targets: no layer is called {target!r}; there are {', '.join(names)}")
+    if any(isinstance(each, nn.Embedding) for each in found):
+        raise ValueError(
+            f"trainer.learner.lora.targets: {target!r} is an embedding, which has no adapters here: remove it"
+        )
+    embedding = model.get_input_embeddings().weight
+    if any(getattr(each, "weight", None) is embedding for each in found):
+        raise ValueError(
+            f"trainer.learner.lora.targets: {target!r} shares the weights of the embedding in this model "
+            "(tie_word_embeddings), so its adapter could not be merged into them: remove it"
+        )
 
 
 @torch.no_grad()
 def initialise_adapters(model: nn.Module, config: LoraConfig) -> None:
     """Set adapters to initial values without effect, the same at every start and with any number of ranks.
 
-    As in peft: A is uniform in ±1/√in and B is 0; of an embedding A is 0 and B is normal.
+    As in peft: A is uniform in ±1/√in and B is 0.
     """
     generator = torch.Generator().manual_seed(config.seed)
     for name, adapter in model.named_parameters():
@@ -43,8 +64,6 @@ def initialise_adapters(model: nn.Module, config: LoraConfig) -> None:
         if ".lora_A." in name:
             bound = adapter.shape[1] ** -0.5
             full.uniform_(-bound, bound, generator=generator)
-        elif ".lora_embedding_B." in name:
-            full.normal_(generator=generator)
         part = local_part(adapter)
         part.elements.copy_(full.flatten()[part.begin : part.end])
 

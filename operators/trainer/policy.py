@@ -14,11 +14,13 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from infra.models.empty_model import allocate, empty_model, read_weights
-from operators.trainer.config import LoraConfig, Precision
+from operators.trainer.config import WITH_CRITIC, LearnerConfig, LoraConfig, Precision
+from operators.trainer.context_parallel import check_heads
 from operators.trainer.lora import add_adapters, initialise_adapters, stored_name
 from operators.trainer.packed_attention import PACKED
 from operators.trainer.packing import PackedTokens, pack_tokens
 from operators.trainer.ranks import shard
+from operators.trainer.trained_model import reject_unmatched_groups
 
 
 def trainable_model(folder: Path, *, gradient_checkpointing: bool = False) -> PreTrainedModel:
@@ -41,6 +43,17 @@ def trainable_model(folder: Path, *, gradient_checkpointing: bool = False) -> Pr
         for layer in layers_of(model):
             layer.training = True  # the layer only: its submodules, dropout included, stay in evaluation mode
     return model
+
+
+def check_trainable(folder: Path, config: LearnerConfig, context_ranks: int = 1) -> None:
+    """Raise ValueError or OSError if a learner would refuse the model in `folder`, as far as that is known without its
+    weights."""
+    model = trainable_model(folder, gradient_checkpointing=config.gradient_checkpointing)
+    check_heads(model.config, context_ranks)
+    if config.lora.rank:
+        add_adapters(model, config.lora)
+    if config.algorithm.name not in WITH_CRITIC:  # whose parameters a group may match
+        reject_unmatched_groups(config, [name for name, each in model.named_parameters() if each.requires_grad])
 
 
 def load_policy(

@@ -8,6 +8,7 @@ module does not import torch.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -175,10 +176,45 @@ def optimizer_steps(config: LearnerConfig) -> tuple[int, int]:
     return config.mini_batches or preset.mini_batches, config.epochs or preset.epochs
 
 
-def clip_can_bind(config: LearnerConfig) -> bool:
-    """Whether a ratio can differ from 1 and is clipped: ratios against μ, or several optimizer steps a batch."""
+def clip_can_bind(config: LearnerConfig, groups: float = math.inf) -> bool:
+    """Whether a ratio can differ from 1 and is clipped: ratios against μ, or several optimizer steps a batch, which has
+    at most as many mini-batches as `groups`."""
     preset, (mini_batches, epochs) = resolve_preset(config.algorithm), optimizer_steps(config)
-    return preset.clip != UNCLIPPED and (preset.proximal == "behaviour" or mini_batches * epochs > 1)
+    return preset.clip != UNCLIPPED and (preset.proximal == "behaviour" or min(mini_batches, groups) * epochs > 1)
+
+
+def algorithm_problem(config: AlgorithmConfig) -> str | None:
+    """Why no batch can be trained with the settings of `config` together; None if it can."""
+    preset = resolve_preset(config)
+    weight = preset.correction
+    if preset.aggregation == "constant_length" and config.max_response_tokens is None:
+        return "algorithm.max_response_tokens must be set: the constant_length aggregation divides by it"
+    if weight.kind != "none" and weight.low > weight.cap:
+        return (
+            f"algorithm.correction_low is {weight.low:g} and correction_cap {weight.cap:g}, with name = {config.name}: "
+            "no weight is within them. Set correction_low to at most correction_cap"
+        )
+    return None
+
+
+def unused_settings(config: LearnerConfig) -> Iterator[str]:
+    """A warning for each setting of the algorithm that was chosen and has no effect."""
+    algorithm, preset = config.algorithm, resolve_preset(config.algorithm)
+    if warning := unused_clip_warning(config):
+        yield warning
+    keys = ("correction", "correction_level", "correction_low", "correction_cap")
+    chosen = [key for key in keys if getattr(algorithm, key) not in (None, "none")]
+    if chosen and (preset.proximal == "behaviour" or preset.correction.kind == "none"):
+        reason = 'proximal = "behaviour"' if preset.proximal == "behaviour" else 'correction = "none"'
+        yield (
+            f"trainer.learner.algorithm has an off-policy weight without effect ({', '.join(chosen)}): with {reason} "
+            f"every weight is 1. Remove {'it' if len(chosen) == 1 else 'them'}"
+        )
+    if algorithm.kl_coefficient and (algorithm.kl_kind, algorithm.kl_in) == ("k1", "loss"):
+        yield (
+            'trainer.learner.algorithm.kl_kind = "k1" in the loss: its expected gradient is 0. Set kl_in = "reward", '
+            'or kl_kind = "k2" or "k3"'
+        )
 
 
 def unused_clip_warning(config: LearnerConfig) -> str | None:

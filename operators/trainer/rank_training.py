@@ -74,7 +74,10 @@ class RankTraining:
         self.device = torch.device(device)
         use_device(device)
         check_device_memory(model, config, device)
-        self._learner = open_learner(config.learner, model, device, ranks)
+        try:
+            self._learner = open_learner(config.learner, model, device, ranks)
+        except ValueError as error:  # each start would raise it again
+            raise CannotTrain(f"the trainer cannot start: {error}") from error
         rounded, full = self._learner.weights(getattr(torch, dtype)), self._learner.weights()
         self._joint = JointActions(self.rendezvous, rounded, full)
         self.weights, self.full_weights = RankWeights(rounded, self._joint), GatheredWeights(full, self._joint)
@@ -173,7 +176,9 @@ class RankTraining:
 
     def _check_gradient(self, batch: WholeBatch, *, finite: bool) -> None:
         """Raise CannotTrain after `max_skipped_batches` consecutive batches with a non-finite loss or gradient."""
-        self._nonfinite = [] if finite else [*self._nonfinite, f"{batch.number} (up to {_offsets(batch)})"]
+        self._nonfinite = (
+            [] if finite else [*self._nonfinite, f"{batch.number} (up to {_offsets(batch, self._partitions)})"]
+        )
         if finite:
             return
         log.error("batch %s has a non-finite loss or gradient: optimizer steps of it are skipped", self._nonfinite[-1])
@@ -344,9 +349,10 @@ def _fingerprint(model: Path, rank: int) -> str:
         ) from error
 
 
-def _offsets(batch: WholeBatch) -> str:
-    """The offset of the last part of `batch` in each partition."""
-    return "offsets " + ", ".join(str(offset - 1) for offset in batch.next_offsets) + f" of {BATCHES.short_name}"
+def _offsets(batch: WholeBatch, partitions: range) -> str:
+    """The offset of the last part of `batch` in each of this rank's `partitions`."""
+    last = zip(partitions, batch.next_offsets, strict=True)
+    return f"{BATCHES.short_name} " + ", ".join(f"partition {number} offset {offset - 1}" for number, offset in last)
 
 
 def check_device_memory(folder: Path, config: TrainingConfig, device: str) -> None:

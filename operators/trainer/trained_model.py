@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, KeysView, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,11 @@ class TrainedModel:
         self._optimizer = build_optimizer(self._parameters, config)
         self._max_gradient_norm = config.max_gradient_norm
         self._offloads_moments = "moments" in config.offload
+
+    @property
+    def names(self) -> KeysView[str]:
+        """The names of the trained parameters."""
+        return self._parameters.keys()
 
     def zero_grad(self) -> None:
         """Clear the gradients."""
@@ -108,6 +113,17 @@ def build_optimizer(parameters: Mapping[str, nn.Parameter], config: LearnerConfi
         members.setdefault((decay, factor), []).append(parameter)
     groups = [{"params": group, "weight_decay": decay, "factor": factor} for (decay, factor), group in members.items()]
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.epsilon, fused=True)
+
+
+def reject_unmatched_groups(config: LearnerConfig, names: Iterable[str]) -> None:
+    """Raise ValueError if one of `config.parameter_groups` matches none of `names`, those of trained parameters."""
+    known = list(names)
+    for group in config.parameter_groups:
+        if not any(re.search(group.match, name) for name in known):
+            raise ValueError(
+                f"trainer.learner.parameter_groups: match = {group.match!r} matches no trained parameter, such as "
+                f"{known[0]} and {known[-1]}: correct it, or remove the group"
+            )
 
 
 def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:

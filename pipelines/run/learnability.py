@@ -7,8 +7,8 @@ from pathlib import Path
 
 from infra.machine import visible_gpus
 from infra.models.sizes import parameter_count
-from operators.trainer.config import WITHOUT_GROUPS
-from operators.trainer.presets import learning_rate, optimizer_steps, unused_clip_warning
+from operators.trainer.config import WITH_CRITIC, WITHOUT_GROUPS
+from operators.trainer.presets import algorithm_problem, learning_rate, optimizer_steps, unused_settings
 from pipelines.config import Config
 from pipelines.run.warm_start import CACHE
 
@@ -23,22 +23,32 @@ def is_warm_start(config: Config) -> bool:
 
 
 def unlearnable(config: Config) -> Iterator[str]:
-    """Reasons why no update of `config`, or not the last ones, can change the model."""
+    """Reasons why no batch of `config` can be trained, or no update, or not the last ones, can change the model."""
     name = config.trainer.learner.algorithm.name
-    if config.emulated or config.run.allow_no_learning:
+    if config.emulated:
+        return
+    if (problem := algorithm_problem(config.trainer.learner.algorithm)) is not None:
+        yield f"trainer.learner.{problem}"
+    if config.run.allow_no_learning:
         return
     learner, steps = config.trainer.learner, config.trainer.optimizer_steps
+    warmup = learner.critic.warmup_batches if name in WITH_CRITIC else 0
+    trained = steps - warmup
+    accept = "accept this with run.allow_no_learning = true"
     if learner.learning_rate == 0:
+        yield ("trainer.learner.learning_rate = 0: the model would not change. Set a rate above 0, or " + accept)
+    elif steps and trained <= 0:
         yield (
-            "trainer.learner.learning_rate = 0: the model would not change. Set a rate above 0, or accept this with "
-            "run.allow_no_learning = true"
+            f"trainer.learner.critic.warmup_batches = {warmup}: all {steps} steps of trainer.optimizer_steps would "
+            f"train the critic alone. Lower it, raise optimizer_steps, or {accept}"
         )
-    elif steps and learning_rate(steps - 1, learner) == 0:
+    elif steps and learning_rate(trained - 1, learner) == 0:
+        after = f" that follow the {warmup} of critic.warmup_batches" if warmup else ""
         yield (
             f"trainer.learner.total_steps = {learner.total_steps}: the schedule ends at a learning rate of 0 before "
-            f"the {steps} steps of trainer.optimizer_steps, so the last of them would not change the model. Set "
-            f"total_steps to {steps}, or a final_learning_rate. A run that has begun keeps its schedule: start a new "
-            "run from its weights, or accept this with run.allow_no_learning = true"
+            f"the {trained} steps of trainer.optimizer_steps{after}, so the last of them would not change the model. "
+            f"Set total_steps to {trained}, or a final_learning_rate. A run that has begun keeps its schedule: start a "
+            f"new run from its weights, or {accept}"
         )
     if name in WITHOUT_GROUPS:
         return
@@ -80,8 +90,7 @@ def doubtful_settings(config: Config) -> Iterator[str]:
             f"trainer.learner.learning_rate = {rate:g} is for pretrained models of a billion parameters; {small} "
             "hardly changes: 1e-4 to 1e-3 is usual"
         )
-    if warning := unused_clip_warning(config.trainer.learner):
-        yield warning
+    yield from unused_settings(config.trainer.learner)
     mini_batches, _ = optimizer_steps(config.trainer.learner)
     groups = min(batch // task.samples_per_prompt for task in config.prompts.mixture)
     if 0 < groups < mini_batches:

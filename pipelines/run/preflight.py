@@ -11,7 +11,7 @@ from pathlib import Path
 
 from infra.listening import port_problem
 from infra.models.demo_config import PHRASES
-from infra.models.sizes import parameter_count, unsupported_attention
+from infra.models.sizes import parameter_count, unsupported_features
 from infra.sizes import size_text
 from operators.gateway.config import GatewayConfig
 from pipelines.config import Config, ConfigError
@@ -126,7 +126,7 @@ def model_problems(config: Config) -> Iterator[str]:
     for what, names in MODEL_PARTS.items():
         if not any((folder / name).is_file() for name in names):
             yield f"model.path: {folder} has no {what} (none of {', '.join(names)})"
-    if (features := unsupported_attention(folder)) is not None:
+    if (features := unsupported_features(folder)) is not None:
         yield f"model.path: {folder} cannot be trained, because its config.json has {features}: take another model"
 
 

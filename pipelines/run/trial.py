@@ -55,7 +55,7 @@ def run_trial(config: Config, file: Path) -> None:
     write_atomically(file, json.dumps(asdict(found)))
 
 
-TRIED_ROLES = ("prompts", "score", "rollout", "experience", "autoscaler", "agents")
+TRIED_ROLES = ("prompts", "score", "rollout", "experience", "trainer", "autoscaler", "agents")
 
 
 def all_problems(
@@ -138,6 +138,14 @@ def try_config(
     prompts: list[TaskPrompts] = []
     if {"prompts", "score", "rollout"} & {*roles} and _is_given(_QUESTIONS, replaced):
         prompts = _check_prompts(config, found if "prompts" in roles else TrialResult(), started)
+    if "trainer" in roles and config.model.path and not (config.emulated or list(model_problems(config))):
+        started("the model's layers")
+        from operators.trainer.policy import check_trainable  # deferred: imports torch
+
+        try:
+            check_trainable(config.model_folder(), config.trainer.learner, config.trainer.context_ranks)
+        except (ValueError, OSError) as error:
+            found.add_problem(str(error) if str(error).startswith("trainer.") else f"model.path: {error}")
     if config.run.check_timeout_s:
         if "score" in roles and _is_given(_REWARDS, replaced):
             check_rewards(config, prompts, found, started)

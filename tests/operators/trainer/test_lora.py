@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from stored_states import read_checkpoint
-from trainer_batches import make_batch, save_tiny_model
+from trainer_batches import make_batch, save_experts, save_tiny_model
 
 from infra.models.checkpoint_folder import load_model, load_tokenizer, write_model
 from infra.models.weights import weight_tensors
@@ -18,7 +20,7 @@ from operators.trainer.checkpoint_files import TrainerPosition
 from operators.trainer.config import LearnerConfig, LoraConfig
 from operators.trainer.learner import Learner
 from operators.trainer.packing import micro_batches
-from operators.trainer.policy import load_policy, token_logprobs
+from operators.trainer.policy import check_trainable, load_policy, token_logprobs
 from schemas.records import PolicyVersion
 
 pytest.importorskip("peft", reason="the extra `lora` is not installed")
@@ -93,9 +95,30 @@ def test_restore_rejects_another_lora_rank(folder: Path) -> None:
             learner.restore(state)
 
 
-def test_lora_names_targets_missing_from_the_model(folder: Path) -> None:
-    with pytest.raises(ValueError, match="no_such_layer"):
-        Learner(LearnerConfig(lora=LoraConfig(rank=2, targets=("no_such_layer",))), folder)
+@pytest.mark.parametrize(
+    ("targets", "reason"),
+    [
+        (("q_proj", "v_porj"), "no layer is called 'v_porj'; there are .*, v_proj"),
+        (("q_proj", "lm_head"), "'lm_head' shares the weights of the embedding"),
+        (("embed_tokens",), "'embed_tokens' is an embedding"),
+        (("roj",), "no layer is called 'roj'"),
+    ],
+)
+def test_learner_rejects_lora_targets_it_cannot_train(folder: Path, targets: tuple[str, ...], reason: str) -> None:
+    config = LearnerConfig(lora=LoraConfig(rank=2, targets=targets))
+    for refuse in (partial(Learner, config, folder), partial(check_trainable, folder, config)):
+        with pytest.raises(ValueError, match=rf"^trainer\.learner\.lora\.targets: {reason}"):
+            refuse()
+
+
+def test_adapter_of_an_output_layer_of_its_own_is_published(folder: Path) -> None:
+    save_experts(folder.parent / "experts")  # whose output weights are not tied
+    config = replace(CONFIG, lora=LoraConfig(rank=4, targets=("layers.0.self_attn.q_proj", "lm_head")))
+    learner = Learner(config, folder.parent / "experts")
+    before = dict(learner.weights().items())
+    learner.update(make_batch())
+    changed = {name for name, tensor in learner.weights().items() if not torch.equal(tensor, before[name])}
+    assert changed == {"model.layers.0.self_attn.q_proj.weight", "lm_head.weight"}
 
 
 def test_lora_config_names_the_package_without_peft(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,8 +126,3 @@ def test_lora_config_names_the_package_without_peft(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ValueError, match=r"install the extra lora"):
         LoraConfig(rank=8)
     assert LoraConfig().rank == 0
-
-
-def test_learner_rejects_unmatched_lora_targets(folder: Path) -> None:
-    with pytest.raises(ValueError, match="'nothing'"):
-        Learner(LearnerConfig(lora=LoraConfig(rank=4, targets=("nothing",))), folder)

@@ -1,4 +1,4 @@
-"""Mini-batches of batches that the buffer packs: each is divided over all ranks, and is the same for any number of them."""
+"""Mini-batches of batches that the buffer packs: each is divided over all ranks, and is that of a single rank."""
 
 from __future__ import annotations
 

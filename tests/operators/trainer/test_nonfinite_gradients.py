@@ -45,11 +45,11 @@ def test_trainer_fails_after_consecutive_nonfinite_gradients(tmp_path: Path, mod
             hook.remove()
     assert [math.isfinite(norm) for norm in norms] == finite[:-1]
     head.register_forward_hook(lambda *args: args[2] * math.inf)
-    batches = r"2 \(up to offsets 12 of batches\), 3 \(up to offsets 13 of batches\)"
+    batches = r"2 \(up to batches partition 0 offset 12\), 3 \(up to batches partition 0 offset 13\)"
     message = f"2 consecutive batches have a non-finite loss or gradient: {batches}"
     with pytest.raises(CannotTrain, match=message) as failed:
         training.train()
-    for number, offset in re.findall(r"(\d+) \(up to offsets (\d+) of", str(failed.value)):
+    for number, offset in re.findall(r"(\d+) \(up to batches partition 0 offset (\d+)", str(failed.value)):
         until = [each for each in log if each[2] <= int(offset)]
         assert until[-1][0].batch == int(number)
         updates = list(Replay(config, model).train(until, int(number) + 1))

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from operators.trainer import trained_model as optimizers
 from operators.trainer.config import LearnerConfig, ParameterGroup
 from operators.trainer.presets import learning_rate
-from operators.trainer.trained_model import build_optimizer, move_state
+from operators.trainer.trained_model import build_optimizer, move_state, reject_unmatched_groups
 
 CONSTANT = LearnerConfig(learning_rate=1.0, warmup_steps=4)
 COSINE = LearnerConfig(learning_rate=1.0, warmup_steps=2, schedule="cosine", total_steps=10, final_learning_rate=0.2)
@@ -82,6 +82,16 @@ def test_first_matching_parameter_group_applies() -> None:
         if any(parameter is member for member in group["params"])
     }
     assert found == {"embed.weight": (0.0, 1.0), "layer.weight": (0.1, 1.0), "head.weight": (0.1, 0.5)}
+
+
+def test_parameter_groups_must_match_a_parameter() -> None:
+    groups = (ParameterGroup(match="norm"), ParameterGroup(match="embd"))
+    config = LearnerConfig(parameter_groups=groups)
+    with pytest.raises(
+        ValueError, match=r"parameter_groups: match = 'embd' matches no trained parameter, such as embed"
+    ):
+        reject_unmatched_groups(config, ["embed.weight", "norm.weight"])
+    reject_unmatched_groups(config, ["norm.weight", "embd.weight"])
 
 
 def test_move_state_waits_for_the_tensors_devices(monkeypatch: pytest.MonkeyPatch) -> None:

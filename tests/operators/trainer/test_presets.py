@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from optimizer_steps import record_steps
 from trainer_batches import make_batch, save_tiny_model
 
+from operators.trainer.algorithms import resolve
 from operators.trainer.config import AlgorithmConfig, AlgorithmName, LearnerConfig
 from operators.trainer.learner import Learner
-from operators.trainer.presets import PRESETS, UNCLIPPED, clip_can_bind, optimizer_steps, unused_clip_warning
+from operators.trainer.presets import (
+    PRESETS,
+    UNCLIPPED,
+    algorithm_problem,
+    clip_can_bind,
+    optimizer_steps,
+    unused_clip_warning,
+    unused_settings,
+)
 from pipelines.present.topic_table import markdown
 
 TRAINING = Path(__file__).parents[3] / "docs" / "training.md"
@@ -99,6 +110,51 @@ def test_presets_differ_by_their_papers_clips_and_steps(
 )
 def test_clip_that_cannot_act_is_warned_of_where_it_was_chosen(config: LearnerConfig, warned: bool) -> None:
     assert (unused_clip_warning(config) is not None) is warned
+
+
+@pytest.mark.parametrize(
+    ("config", "warning"),
+    [
+        ({"name": "tis", "correction_cap": 3.0}, None),
+        ({"name": "tis", "proximal": "behaviour", "correction": "none"}, None),
+        ({"name": "tis", "proximal": "behaviour", "correction_cap": 3.0}, "weight without effect (correction_cap)"),
+        ({"name": "cispo", "correction": "mask", "correction_low": 0.1}, "effect (correction, correction_low)"),
+        ({"name": "tis", "correction": "none", "correction_cap": 3.0}, 'with correction = "none" every weight is 1'),
+        ({"kl_coefficient": 0.1, "kl_kind": "k1"}, 'kl_kind = "k1" in the loss'),
+        ({"kl_coefficient": 0.1, "kl_kind": "k1", "kl_in": "reward"}, None),
+        ({"kl_kind": "k1"}, None),
+    ],
+)
+def test_settings_without_effect_are_warned_of(config: dict[str, Any], warning: str | None) -> None:
+    found = list(unused_settings(LearnerConfig(algorithm=AlgorithmConfig(**config))))
+    assert len(found) == (warning is not None)
+    assert all(str(warning) in each for each in found)
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({"name": "dr_grpo"}, "algorithm.max_response_tokens must be set"),
+        ({"name": "dr_grpo", "max_response_tokens": 9}, None),
+        ({"name": "icepop", "correction_cap": 0.4}, "algorithm.correction_low is 0.5 and correction_cap 0.4"),
+        ({"name": "icepop", "correction_cap": 0.4, "correction": "none"}, None),
+        ({"name": "icepop", "correction_cap": 0.5}, None),
+    ],
+)
+def test_algorithm_with_contradictory_settings_is_refused(config: dict[str, Any], problem: str | None) -> None:
+    algorithm = AlgorithmConfig(**config)
+    found = algorithm_problem(algorithm)
+    assert (found or "").startswith(problem or "")
+    assert (found is None) is (problem is None)
+    with nullcontext() if problem is None else pytest.raises(ValueError, match=problem):
+        resolve(algorithm)
+
+
+def test_clip_ratio_needs_as_many_groups_as_mini_batches(tmp_path: Path) -> None:
+    """A batch of one group takes one step, in which every ratio is 1."""
+    learner = Learner(named("gspo"), save_tiny_model(tmp_path))
+    found = [learner.update(make_batch(groups=groups, number=groups)) for groups in (1, 2)]
+    assert ["clip_ratio/high" in metrics for metrics in found] == [False, True]
 
 
 def test_algorithm_without_a_clip_reports_none() -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from errno import ENOSPC
 from pathlib import Path
 
 import pytest
 
+from infra.models.checkpoint_folder import save_folder
+from infra.models.demo import build_demo_model
+from infra.models.demo_config import DemoModelConfig
 from operators.trainer.assembly import CannotTrain, MissingBatch
 from operators.trainer.persist import CheckpointError, CheckpointsUnavailable, persist
+from operators.trainer.rank_training import RankTraining
+from operators.trainer.training_config import TrainingConfig
 from pipelines import config as configs
 from pipelines import roles
 from pipelines.run import zygote
@@ -42,6 +48,19 @@ def test_role_is_not_restarted_after_a_permanent_error(
 ) -> None:
     assert run_role(monkeypatch, tmp_path, error) == roles.CANNOT_RUN
     assert message in capsys.readouterr().err
+
+
+def test_trainer_is_not_restarted_after_its_learner_refuses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_folder(*build_demo_model(DemoModelConfig(layers=1)), tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "layer_types": ["sliding_attention"]}))
+    with pytest.raises(CannotTrain) as refusal:
+        RankTraining(TrainingConfig(optimizer_steps=1), tmp_path / "model", tmp_path / "checkpoints", 1)
+    assert run_role(monkeypatch, tmp_path, refusal.value) == roles.CANNOT_RUN
+    assert "the trainer cannot start: the model in" in (found := capsys.readouterr().err)
+    assert "only full attention can be trained" in found
 
 
 @pytest.mark.parametrize(("cause", "restarted"), [(TimeoutError("no answer"), True), (OSError(ENOSPC, "full"), False)])

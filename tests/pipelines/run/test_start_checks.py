@@ -16,7 +16,7 @@ from infra.sizes import GIB
 from infra.store.errors import StoreBusy
 from operators.trainer.advantages import generalised, whitened_returns
 from operators.trainer.algorithms import FUNCTIONS
-from operators.trainer.config import WITHOUT_GROUPS
+from operators.trainer.config import WITH_CRITIC, WITHOUT_GROUPS
 from pipelines.config import Config, ConfigProblems, parse_config
 from pipelines.run.learnability import doubtful_settings, unlearnable
 from pipelines.run.preflight import (
@@ -68,6 +68,33 @@ def test_schedule_that_ends_at_0_before_the_goal_is_refused(total: int, final: f
     assert all("total_steps = 12: the schedule ends at a learning rate of 0 before the 16" in each for each in found)
 
 
+@pytest.mark.parametrize(
+    ("name", "warmup", "steps", "refused"),
+    [
+        ("ppo", 80, 80, "critic.warmup_batches = 80: all 80 steps of trainer.optimizer_steps would train the critic"),
+        ("ppo", 79, 80, None),
+        ("tis", 80, 80, None),  # it has no critic
+        ("ppo", 20, 120, None),  # the policy's schedule begins after the critic's warm-up
+        ("ppo", 19, 120, "total_steps = 100: the schedule ends at a learning rate of 0 before the 101 steps"),
+    ],
+)
+def test_warmup_of_the_critic_counts_in_the_schedule(name: str, warmup: int, steps: int, refused: str | None) -> None:
+    learner = {"algorithm": {"name": name}, "critic": {"warmup_batches": warmup}}
+    if steps == 120:
+        learner |= {"schedule": "cosine", "total_steps": 100}  # type: ignore[dict-item]
+    trainer = {"optimizer_steps": steps, "learner": learner}
+    found = list(unlearnable(config_of(prompts={"task": "gcd"}, trainer=trainer)))
+    assert len(found) == (refused is not None)
+    assert all(f"trainer.learner.{refused}" in each for each in found)
+
+
+def test_algorithm_that_no_batch_can_be_trained_with_is_refused() -> None:
+    run = {"name": "checked", "allow_no_learning": True}
+    config = config_of(run=run, prompts={"task": "gcd"}, trainer={"learner": {"algorithm": {"name": "dr_grpo"}}})
+    (problem,) = unlearnable(config)
+    assert problem.startswith("trainer.learner.algorithm.max_response_tokens must be set")
+
+
 @pytest.mark.parametrize(("rate", "megabytes", "doubtful"), [(1e-6, 4, 1), (1e-6, 400, 0), (2e-4, 4, 0)])
 def test_rate_of_a_large_model_for_a_small_one_is_doubtful(
     tmp_path: Path, rate: float, megabytes: int, doubtful: int
@@ -94,6 +121,7 @@ def test_warm_start_beside_a_model_is_doubtful(tmp_path: Path) -> None:
 def test_algorithms_without_groups_are_those_of_their_advantages() -> None:
     alone = {name for name, each in FUNCTIONS.items() if each.advantage in (generalised, whitened_returns)}
     assert alone == WITHOUT_GROUPS
+    assert {name for name, each in FUNCTIONS.items() if each.critic} == WITH_CRITIC
 
 
 def test_environments_that_prompts_name_must_exist() -> None:

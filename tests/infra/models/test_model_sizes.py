@@ -1,0 +1,30 @@
+"""What a model's config.json tells without model code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.models.sizes import unsupported_features
+
+
+@pytest.mark.parametrize(
+    ("config", "features"),
+    [
+        ({}, None),
+        ({"layer_types": ["full_attention"] * 2, "sliding_window": 4096}, None),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layers of sliding_attention"),
+        ({"sliding_window": 4096}, "sliding_window = 4096"),
+        ({"sliding_window": None}, None),
+        ({"sliding_window": 4096, "use_sliding_window": False}, None),
+        ({"attn_logit_softcapping": 50.0, "final_logit_softcapping": None}, "attn_logit_softcapping = 50.0"),
+        ({"logits_scaling": 8.0}, "logits_scaling = 8.0"),
+        ({"logits_scaling": 1.0, "logit_scale": 0.0625}, "logit_scale = 0.0625"),
+    ],
+)
+def test_config_names_what_cannot_be_trained(tmp_path: Path, config: dict[str, Any], features: str | None) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert unsupported_features(tmp_path) == features
