@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from infra.models.checkpoint_folder import require_weights
 from infra.models.checkpoint_names import checkpoint_tensors
@@ -31,9 +32,23 @@ def empty_model(folder: Path) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         with _parameters_on_meta():
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        if (folder / GENERATION_CONFIG_NAME).is_file():
+            model.generation_config = _generation_config(folder)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ValueError(f"the model in {folder} cannot be loaded as a causal language model: {error}") from error
     return model.eval()
+
+
+def _generation_config(folder: Path) -> GenerationConfig:
+    """The settings in `folder` with which engines generate and end a response; only its tokens if transformers would
+    not save the others, as some published folders have them."""
+    found = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    try:
+        found.validate(strict=True)
+    except ValueError:
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        return GenerationConfig(**{name: getattr(found, name) for name in names})
+    return found
 
 
 def allocate(module: nn.Module, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
@@ -80,7 +95,7 @@ def read_weights(
                 f"the weights in {folder} do not fit their config.json: {'; '.join(problems[:5])}{more}. Save the "
                 "model again with transformers' save_pretrained"
             )
-        _reject_untied_output(saved, folder, stored)
+        _reject_untied_output(model, saved, folder, stored)
         for name, view, tensor in found:
             first, part = int(view.storage_offset()), local_part(tensor)
             begin, end = max(first, part.begin), min(first + view.numel(), part.end)
@@ -92,9 +107,7 @@ def _places(
     model: PreTrainedModel, names: list[str], tensor: Tensor, stored: StoredTensors, problems: list[str]
 ) -> Iterator[tuple[str, Tensor]]:
     """The stored tensors that make up `tensor`, each with its view of a tensor of this shape on the meta device."""
-    kind, prefix = getattr(model.config, "model_type", ""), f"{model.base_model_prefix}."
-    for aliases, view in checkpoint_tensors(kind, names, torch.empty(tensor.shape, device="meta")):
-        known = [each for alias in aliases for each in (alias, alias.removeprefix(prefix)) if each in stored.shapes]
+    for aliases, known, view in _stored_names(model, names, tensor, stored):
         if not known:
             problems.append(f"{aliases[0]} is missing")
         elif stored.shapes[known[0]] != tuple(view.shape):
@@ -103,10 +116,25 @@ def _places(
             yield known[0], view
 
 
-def _reject_untied_output(tensors: Iterable[tuple[list[str], Tensor]], folder: Path, stored: StoredTensors) -> None:
+def _stored_names(
+    model: PreTrainedModel, names: list[str], tensor: Tensor, stored: StoredTensors
+) -> Iterator[tuple[list[str], list[str], Tensor]]:
+    """The pieces in a checkpoint of `tensor`, called `names`: the names of each, those that `stored` has, and its view
+    of a tensor of this shape on the meta device."""
+    kind, prefix = getattr(model.config, "model_type", ""), f"{model.base_model_prefix}."
+    for aliases, view in checkpoint_tensors(kind, names, torch.empty(tensor.shape, device="meta")):
+        possible = dict.fromkeys(each for alias in aliases for each in (alias, alias.removeprefix(prefix)))
+        yield aliases, [name for name in possible if name in stored.shapes], view
+
+
+def _reject_untied_output(
+    model: PreTrainedModel, tensors: Iterable[tuple[list[str], Tensor]], folder: Path, stored: StoredTensors
+) -> None:
     """Raise ValueError if the config ties the output weights to the embedding but the file has other output weights."""
     for names, tensor in tensors:
-        known = [name for name in names if name in stored.shapes]
+        known = (
+            [] if len(names) == 1 else [name for _, of, _ in _stored_names(model, names, tensor, stored) for name in of]
+        )
         part = local_part(tensor) if len(known) > 1 else None
         if part is None:
             continue

@@ -31,8 +31,8 @@ _LOGIT_COPIES = 3
 model's own logits and their gradient are in addition; measured on an H200, the plan is 2 % above the peak."""
 _PINNED = 2
 """The most by which a block of pinned memory exceeds the tensor in it."""
-_STATE = ("weights", "gradients", "moments", "critic", "reference")
-"""The parts that `share_device` moves."""
+_MODELS = (("weights", "gradients", "moments"), ("critic",), ("reference",))
+"""The parts of each model that `share_device` moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +96,30 @@ def plan_memory(shape: ModelShape, ranks: int, config: LearnerConfig) -> MemoryP
         "activations": activations,
         "logits": logits,
     }
+    if config.share_device:
+        largest = max(_MODELS, key=lambda names: sum(parts[name] for name in names))
+        parts |= {name: 0 for names in _MODELS if names is not largest for name in names}
     return MemoryPlan(parts)
 
 
 def plan_rank(shape: ModelShape, config: TrainingConfig) -> MemoryPlan:
     """The memory of a rank of `config` on its device. On a CPU, which is the host, nothing is offloaded."""
-    learner = config.learner if config.device.startswith("cuda") else replace(config.learner, offload=())
-    return plan_memory(shape, config.ranks_of_a_copy, learner)
+    on_gpu = config.device.startswith("cuda")
+    return plan_memory(shape, config.ranks_of_a_copy, config.learner if on_gpu else _on_device(config.learner))
 
 
 def offloaded_bytes(shape: ModelShape, config: TrainingConfig) -> int:
     """Bytes that a rank of `config` on a GPU has in host memory, at most: torch rounds each block of pinned memory up
     to a power of two.
     """
-    parts = plan_memory(shape, config.ranks_of_a_copy, replace(config.learner, offload=())).parts
-    names = _STATE if config.learner.share_device else config.learner.offload
+    parts = plan_memory(shape, config.ranks_of_a_copy, _on_device(config.learner)).parts
+    names = sum(_MODELS, ()) if config.learner.share_device else config.learner.offload
     return _PINNED * sum(parts[name] for name in names)
+
+
+def _on_device(config: LearnerConfig) -> LearnerConfig:
+    """`config` with everything on the device at once."""
+    return replace(config, offload=(), share_device=False)
 
 
 def _adapters(shape: ModelShape, rank: int) -> int:
@@ -127,8 +135,9 @@ def check_memory(plan: MemoryPlan, available: int, where: str, ranks: int) -> No
     described = ", ".join(f"{name} {size_text(size)}" for name, size in largest)
     raise ValueError(
         f"a rank needs {size_text(plan.total)} ({described}), but {where} has {size_text(available)} free: raise "
-        f"trainer.ranks (now {ranks}), set trainer.learner.gradient_checkpointing or offload, or lower "
-        "trainer.learner.micro_batch_tokens and logits_chunk_tokens (see `laminar train memory`)"
+        f"trainer.ranks (now {ranks}), set trainer.learner.gradient_checkpointing or offload or, with one rank and a "
+        "critic or reference, share_device, or lower trainer.learner.micro_batch_tokens and logits_chunk_tokens (see "
+        "`laminar train memory`)"
     )
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from trainer_batches import save_tiny_model
-from transformers import PreTrainedModel
+from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
 
-from infra.models.checkpoint_folder import load_model
+from infra.models.checkpoint_folder import load_model, load_tokenizer, write_model
 from infra.models.empty_model import allocate, empty_model, read_weights
+from infra.models.weights import weight_tensors
 
 CPU = torch.device("cpu")
 
@@ -85,6 +89,38 @@ def test_read_weights_rejects_untied_output_weights(folder: Path) -> None:
     change(folder, {"lm_head.weight": output})
     with pytest.raises(ValueError, match=r"has separate output weights, but its config\.json ties them"):
         loaded(folder)
+
+
+@pytest.mark.parametrize(("family", "prefix"), [("gpt2", ""), ("gpt2", "transformer."), ("gpt_neox", "gpt_neox.")])
+def test_read_weights_rejects_untied_output_of_other_names(tmp_path: Path, family: str, prefix: str) -> None:
+    shape = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    made: PreTrainedModel = (
+        GPT2LMHeadModel(GPT2Config(**shape))
+        if family == "gpt2"
+        else GPTNeoXForCausalLM(GPTNeoXConfig(**shape, intermediate_size=32, tie_word_embeddings=True))
+    )
+    made.save_pretrained(tmp_path)
+    inside = made.base_model_prefix + "."
+    stored = {f"{prefix}{n.removeprefix(inside)}": t for n, t in load_file(tmp_path / "model.safetensors").items()}
+    (embedding,) = (name for name in stored if name.endswith(("wte.weight", "embed_in.weight")))
+    output = stored[embedding].clone()
+    for changed in (0.0, 1.0):
+        name = "lm_head.weight" if family == "gpt2" else "embed_out.weight"
+        save_file(stored | {name: output + changed}, tmp_path / "model.safetensors")
+        with pytest.raises(ValueError, match="has separate output weights") if changed else nullcontext():
+            loaded(tmp_path)
+
+
+@pytest.mark.parametrize("others", [{"do_sample": True, "temperature": 0.6}, {"do_sample": False, "temperature": 0.6}])
+def test_saved_model_keeps_the_end_tokens_of_its_folder(folder: Path, tmp_path: Path, others: dict[str, Any]) -> None:
+    """Also beside settings that transformers reads but does not save."""
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 107], **others}))
+    model = loaded(folder)
+    tensors = weight_tensors(model)
+    write_model(model, load_tokenizer(folder), tensors, tensors.items(), tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved" / "generation_config.json").read_text())
+    assert saved["eos_token_id"] == [1, 107]
+    assert (saved.get("temperature") == 0.6) is others["do_sample"]
 
 
 def test_empty_model_names_a_missing_file(folder: Path) -> None:

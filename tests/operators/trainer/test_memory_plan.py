@@ -114,6 +114,19 @@ def test_offloaded_state_is_in_host_memory_only_with_gpus() -> None:
     assert offloaded_bytes(SHAPE, turns) == pinned * (16 + 4) * SHAPE.parameters
 
 
+def test_models_that_share_a_device_need_the_largest_ones_memory() -> None:
+    algorithm = AlgorithmConfig(name="ppo", kl_coefficient=0.1)
+    at_once, in_turn = (
+        plan_memory(SHAPE, 1, LearnerConfig(algorithm=algorithm, share_device=share)) for share in (False, True)
+    )
+    assert at_once.total - in_turn.total == (16 + 4) * SHAPE.parameters  # of the critic and the reference
+    config = TrainingConfig(learner=LearnerConfig(algorithm=algorithm, share_device=True))
+    assert plan_rank(SHAPE, config) == at_once  # a CPU has no other memory
+    with pytest.raises(ValueError, match="share_device"):
+        check_memory(at_once, in_turn.total, "cuda", 1)
+    check_memory(in_turn, in_turn.total, "cuda", 1)
+
+
 def test_gradient_checkpointing_lowers_the_plan() -> None:
     kept, recomputed = (
         plan_memory(SHAPE, 1, LearnerConfig(gradient_checkpointing=again)).parts["activations"]
