@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.evidence import ARMS, config_of, failed, key_of, measure_seed, results_of, show
-from benchmarks.evidence_arms import Levels, pass_at
+from benchmarks.evidence_arms import Answers, Levels, pass_at, sample
+from benchmarks.recipe import Loop
 from benchmarks.results import Result, Results
+from operators.prompts.question import Question
 
 TINY = [
     "warm_start.model.hidden_size=16", "warm_start.model.layers=1", "warm_start.model.heads=2",
@@ -18,6 +22,12 @@ TINY = [
     "warm_start.measured=2", "prompts.heldout=4", "prompts.samples_per_prompt=2", "experience.global_batch=4",
     "trainer.optimizer_steps=2", "prompts.max_new_tokens=4",
 ]  # fmt: skip
+
+
+def with_different_rewards(loop: Loop, questions: Sequence[Question], seed: int) -> Answers:
+    """Answers whose rewards are 0, 1, 2, ..."""
+    answers = sample(loop, questions, seed)
+    return replace(answers, rewards=[float(number) for number in range(len(answers.rewards))])
 
 
 @pytest.fixture
@@ -32,10 +42,23 @@ def test_evidence_measures_every_arm_once(
 ) -> None:
     monkeypatch.setattr("benchmarks.evidence.ROUNDS", 2)
     monkeypatch.setattr("benchmarks.evidence_arms.TRIAL_STEPS", 1)
+    packed: list[tuple[int, list[float]]] = []
+    pack = Loop.pack
+
+    def recorded(loop: Loop, step: int, references: Any, completions: Any, rewards: Sequence[float]) -> Any:
+        packed.append((step, list(rewards)))
+        return pack(loop, step, references, completions, rewards)
+
+    monkeypatch.setattr(Loop, "pack", recorded)
+    monkeypatch.setattr("benchmarks.evidence_arms.sample", with_different_rewards)
     done = Results(options.folder / "evidence.json")
     measure_seed(0, options, done)
     results = results_of(0, options, done)
     assert list(results) == list(ARMS)
+    given, shuffled = packed[:2], packed[2:]
+    assert [step for step, _ in given] == [step for step, _ in shuffled] == [0, 1]
+    for (_, one), (_, other) in zip(given, shuffled, strict=True):
+        assert one == sorted(one) == sorted(other) != other, "the control trains the same rewards in another order"
     assert set(results["warm start"]["pass"]) == {"1", "8"}
     assert results["shuffled"]["levels"] == results["reinforcement"]["levels"] == [0, 0]
     measured = capsys.readouterr().err

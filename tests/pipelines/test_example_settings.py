@@ -17,6 +17,7 @@ sys.path[:0] = [str(REPOSITORY)]
 
 import pytest  # noqa: E402
 
+from operators.trainer.memory_plan import plan_rank, shape_of_config  # noqa: E402
 from operators.trainer.presets import clip_can_bind, optimizer_steps, resolve_preset  # noqa: E402
 from pipelines.config import Config, load_config  # noqa: E402
 from pipelines.run.learnability import doubtful_settings, unlearnable  # noqa: E402
@@ -88,6 +89,15 @@ def test_example_states_its_machine_and_fits_it(example: Path) -> None:
     assert used <= set(range(8))
     assert (config.trainer.device == "cuda") is bool(config.trainer.gpus)
     assert not [*unlearnable(config), *doubtful_settings(config)]
+
+
+def test_vllm_example_fits_the_model_that_it_states() -> None:
+    example = REPOSITORY / "examples" / "vllm.toml"
+    (stated_size,) = re.findall(r"about ([\d.]+) billion\n# parameters on 80 GB", example.read_text("utf-8"))
+    of_qwen = {"hidden_size": 2048, "intermediate_size": 11_008, "num_attention_heads": 16, "num_key_value_heads": 2}
+    shape = shape_of_config(of_qwen | {"vocab_size": 151_936, "tie_word_embeddings": True, "num_hidden_layers": 42})
+    assert float(stated_size) * 1e9 <= shape.parameters
+    assert plan_rank(shape, load_config(example, []).trainer).total <= 80 * 10**9
 
 
 def test_only_small_models_have_a_large_learning_rate() -> None:

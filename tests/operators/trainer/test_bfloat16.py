@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from bfloat16_errors import bfloat16_errors
+from bfloat16_errors import TOKEN_MEAN, bfloat16_errors
 from torch.utils._python_dispatch import TorchDispatchMode
 from trainer_batches import make_batch, save_experts, save_tiny_model
 
@@ -19,6 +19,7 @@ from operators.trainer.learner import Learner
 
 BOUND = 0.02
 """Of every step."""
+TOKEN_MEAN_BOUND = 0.03
 OF_ONE_STEP = 1.5
 """Of the mean over an update's steps, relative to an update of one step. The largest of up to 16 errors is larger than
 one of them, by how much depends on the processor, so single steps have `BOUND` alone."""
@@ -40,6 +41,12 @@ def one_step(folder: Path) -> float:
 @pytest.mark.parametrize(("mini_batches", "epochs"), COUNTS)
 def test_bfloat16_gradients_approximate_float32(folder: Path, one_step: float, mini_batches: int, epochs: int) -> None:
     check(bfloat16_errors(folder / "model", mini_batches, epochs), mini_batches * epochs, one_step)
+
+
+@pytest.mark.parametrize(("mini_batches", "epochs"), [(1, 1), (4, 4)])
+def test_bfloat16_gradients_of_the_default_approximate_float32(folder: Path, mini_batches: int, epochs: int) -> None:
+    errors = bfloat16_errors(folder / "model", mini_batches, epochs, algorithm=TOKEN_MEAN)
+    assert 1e-4 < max(errors) <= TOKEN_MEAN_BOUND
 
 
 def test_bfloat16_gradients_of_two_ranks_approximate_float32(folder: Path) -> None:
