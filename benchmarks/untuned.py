@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from blake3 import blake3
 from rich.console import Console
 from rich.table import Table
 
@@ -64,7 +65,7 @@ def main() -> None:
     done = Results(options.results)
     for seed, task in [] if options.known else itertools.product(options.seeds, options.tasks):
         cell = task, seed, options.heldout
-        done.add(key_of(*cell, options.set), partial(measure, *cell, WarmStartConfig(), options.set))
+        done.add(key_of(*cell, WarmStartConfig(), options.set), partial(measure, *cell, WarmStartConfig(), options.set))
     rows = {task: row for task in options.tasks if (row := row_of(task, options, done))}
     if options.json:
         print(json.dumps({"machine": describe_machine(), "set": options.set, "tasks": rows}))
@@ -72,18 +73,26 @@ def main() -> None:
         show(rows, options.set)
 
 
-def key_of(task: str, seed: int, heldout: int, changes: Sequence[str]) -> str:
-    """The key of a result."""
-    return ", ".join([task, f"seed {seed}", f"{heldout} held out", *changes])
+def key_of(task: str, seed: int, heldout: int, teaching: WarmStartConfig, changes: Sequence[str]) -> str:
+    """The key of a result: its settings, and a hash of all settings, so that changed defaults are measured again."""
+    config = config_of(task, seed, heldout, changes)
+    sections = repr((teaching, config.prompts, config.score, config.experience, config.trainer))
+    settings = blake3(sections.encode()).hexdigest()[:12]
+    return ", ".join([task, f"seed {seed}", f"{heldout} held out", *changes, settings])
+
+
+def config_of(task: str, seed: int, heldout: int, changes: Sequence[str]) -> Config:
+    """The configuration of a result: every setting at its default but those of `changes`."""
+    with tempfile.NamedTemporaryFile(suffix=".toml") as empty:
+        settings = [f"run.seed={seed}", f"prompts.task={task}", f"prompts.heldout={heldout}", *changes]
+        return load_config(Path(empty.name), settings)
 
 
 def measure(task: str, seed: int, heldout: int, teaching: WarmStartConfig, changes: Sequence[str] = ()) -> Result:
     """Rewards and greedy accuracies on held-out questions before and after, and the rewards of training."""
     with tempfile.TemporaryDirectory() as scratch:
-        model, file = Path(scratch, "model"), Path(scratch, "run.toml")
-        file.write_text("", "utf-8")
-        settings = [f"run.seed={seed}", f"model.path={model}", f"prompts.task={task}", f"prompts.heldout={heldout}"]
-        config = load_config(file, [*settings, *changes])
+        model = Path(scratch, "model")
+        config = config_of(task, seed, heldout, [f"model.path={model}", *changes])
         teach(config, teaching, model)
         loop = Loop(config, model, Path(scratch))
         save_weights(loop.learner.model, loop.weights(0))
