@@ -35,6 +35,7 @@ from pipelines.run.learnability import doubtful_settings
 from pipelines.run.paths import files_read
 from pipelines.run.preflight import model_problems
 from pipelines.run.trial_calls import TRIED_PROMPTS, Started, TaskPrompts, check_environments, check_rewards
+from pipelines.run.trial_model import check_model
 from pipelines.run.trial_result import CHECK_FILE, TrialResult, write_check
 from schemas.records import Prompt
 
@@ -138,14 +139,8 @@ def try_config(
     prompts: list[TaskPrompts] = []
     if {"prompts", "score", "rollout"} & {*roles} and _is_given(_QUESTIONS, replaced):
         prompts = _check_prompts(config, found if "prompts" in roles else TrialResult(), started)
-    if "trainer" in roles and config.model.path and not (config.emulated or list(model_problems(config))):
-        started("the model's layers")
-        from operators.trainer.policy import check_trainable  # deferred: imports torch
-
-        try:
-            check_trainable(config.model_folder(), config.trainer.learner, config.trainer.context_ranks)
-        except (ValueError, OSError) as error:
-            found.add_problem(str(error) if str(error).startswith("trainer.") else f"model.path: {error}")
+    if "trainer" in roles and _is_given(("model.path",), replaced):
+        check_model(config, found, started)
     if config.run.check_timeout_s:
         if "score" in roles and _is_given(_REWARDS, replaced):
             check_rewards(config, prompts, found, started)
