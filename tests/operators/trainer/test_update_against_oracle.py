@@ -163,7 +163,7 @@ def test_update_matches_the_oracle_in_every_combination(folder: Path, case: Case
 
 
 @pytest.mark.parametrize("tokens", [24, 10**6])
-def test_update_trains_conversations_as_the_oracle_trains_sequences(folder: Path, tokens: int) -> None:
+def test_conversations_match_the_oracle_trained_as_sequences(folder: Path, tokens: int) -> None:
     """With GAE and the token mean, a conversation of an agent is trained like a sequence with its reward."""
     algorithm = AlgorithmConfig(name="ppo", kl_coefficient=0.2, kl_in="reward", discount=0.9, gae_lambda=0.8)
     config = LearnerConfig(algorithm=algorithm, mini_batches=2, micro_batch_tokens=tokens, warmup_steps=0)

@@ -13,7 +13,6 @@ from infra.models.checkpoint_folder import save_folder
 from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
 from operators.score.config import TaskRubric
-from operators.trainer.config import LoraConfig, ParameterGroup
 from pipelines.config import Config, parse_config
 from pipelines.run.trial import all_problems, run_trial, try_config
 from pipelines.run.trial_result import CHECK_FILE, TrialResult, read_check, read_trial
@@ -355,23 +354,6 @@ def test_trial_names_the_tokenizer_of_another_model(tmp_path: Path) -> None:
     begun: list[str] = []
     try_config(config, begun.append)
     assert begun[1:3] == ["the tokenizer, whose libraries are being loaded", "the tokenizer"]
-
-
-def test_trial_names_what_the_learner_would_refuse(tmp_path: Path) -> None:
-    rows(tmp_path)
-    model, tokenizer = build_demo_model(DemoModelConfig(layers=1))
-    save_folder(model, tokenizer, tmp_path / "model")
-    config = config_of(tmp_path)
-    config = replace(config, model=replace(config.model, path=str(tmp_path / "model")), warm_start=None)
-    for changes, reason in (
-        ({}, None),
-        ({"lora": LoraConfig(rank=2, targets=("q_porj",))}, "lora.targets: no layer is called 'q_porj'"),
-        ({"parameter_groups": (ParameterGroup(match="nrom"),)}, "parameter_groups: match = 'nrom' matches no"),
-    ):
-        learner = replace(config.trainer.learner, **changes)
-        found = try_config(replace(config, trainer=replace(config.trainer, learner=learner)), roles=["trainer"])
-        assert len(found.problems) == (reason is not None)
-        assert all(each.startswith(f"trainer.learner.{reason}") for each in found.problems)
 
 
 def test_trial_warns_of_doubtful_settings(tmp_path: Path) -> None:
