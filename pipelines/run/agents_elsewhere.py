@@ -132,10 +132,10 @@ class RemoteAgents:
                 self._post(access, "episode/end", report)
             self.note(f"{name}: {error or json.dumps(report, ensure_ascii=False)}")
         except GatewayError as refused:
-            if refused.status not in (400, 409):
+            if refused.status not in (400, 409, 413):
                 raise
             self.note(f"{name}: {refused}")  # it has ended, or its report was rejected
-            if refused.status == 400 and not error:
+            if refused.status != 409 and not error:
                 self._fail(access, name, refused)
 
     def _fail(self, access: GatewayAccess, name: str, refused: GatewayError) -> None:
@@ -154,7 +154,11 @@ class RemoteAgents:
                 with access.post(path, body) as response:
                     return _object_in(response.read(MAX_RESPONSE_BYTES), access.url)
             except GatewayError as error:
-                if error.status not in (0, 429, 503, 504) or time.monotonic() > until or self.stop.is_set():
+                if error.status not in (0, 429, 503, 504) or self.stop.is_set():
+                    raise
+                if error.status:  # it runs
+                    until = time.monotonic() + _UNAVAILABLE_S
+                elif time.monotonic() > until:
                     raise
                 self.stop.wait(RETRY_S)
 

@@ -108,12 +108,22 @@ def test_a_failed_attempt_is_given_back(program: str, settings: dict[str, Any], 
     assert error in body["error"]
 
 
-def test_rejected_report_ends_the_episode_with_its_error(gateway: Claimed, tmp_path: Path) -> None:
-    gateway.broken["episode/end"] = 400
+@pytest.mark.parametrize("status", [400, 413])
+def test_rejected_report_ends_the_episode_with_its_error(gateway: Claimed, tmp_path: Path, status: int) -> None:
+    gateway.broken["episode/end"] = status
     play(gateway, "report(rewards={'x': 1})", episodes=1, transcripts=tmp_path)
     reason = "its report was rejected: not now"
     assert gateway.received == [("episode/end", "k-p0.0", {"error": reason})]
     assert (tmp_path / "p0.0.log").read_text() == f"laminar: {reason}\n"
+
+
+def test_gateway_that_responds_late_has_not_ended(gateway: Claimed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has waited for the owner of the episode; other agents of this process go on."""
+    monkeypatch.setattr("pipelines.run.agents_elsewhere._UNAVAILABLE_S", -1.0)
+    monkeypatch.setattr("pipelines.run.agents_elsewhere.RETRY_S", 0.0)
+    gateway.broken["episode/end"] = 504
+    play(gateway, "report(reward=1)")
+    assert [key for _, key, _ in gateway.received] == ["k-p0.0", "k-p1.0"]
 
 
 def test_an_attempt_takes_no_longer_than_the_run_allows(gateway: Claimed) -> None:
