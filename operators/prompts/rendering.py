@@ -11,7 +11,7 @@ from operators.prompts.config import PROMPT_SLOT, TaskConfig
 from operators.prompts.question import Question
 from schemas.columns import token_ids
 from schemas.identity import Purpose
-from schemas.records import Message, Prompt, Sampling
+from schemas.records import AGENT, Message, Prompt, Sampling
 
 
 class PromptTooLong(ValueError):
@@ -86,13 +86,14 @@ def check_template(config: TaskConfig, tokenizer: Tokenizer) -> None:
 
 
 def _sampling(config: TaskConfig, tokenizer: Tokenizer) -> Sampling:
+    templated = config.chat_template or config.environment == AGENT  # the gateway applies it to an agent's messages
     # One seed for the run; engines combine it with the trajectory's id and the position.
     return Sampling(
         temperature=float(config.temperature),
         top_p=float(config.top_p),
         top_k=config.top_k,
         max_new_tokens=config.max_new_tokens,
-        stop_token_ids=turn_ends(tokenizer) if config.chat_template else stop_tokens(tokenizer),
+        stop_token_ids=turn_ends(tokenizer) if templated else stop_tokens(tokenizer),
         seed=config.seed,
         stop_strings=config.stop,
     )

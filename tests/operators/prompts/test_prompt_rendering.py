@@ -74,9 +74,12 @@ class StoppingTokenizer(CharacterTokenizer):
         return "".join(f"<{turn['role']}>{turn['content']}|" for turn in conversation) + "<assistant>"
 
 
-@pytest.mark.parametrize(("chat_template", "expected"), [(False, (2, 7)), (True, (2, 7, ord("|")))])
-def test_stop_tokens_include_turn_ends_only_with_a_chat_template(chat_template: bool, expected: tuple) -> None:
-    config = PromptsConfig(task="gcd", chat_template=chat_template)
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({}, (2, 7)), ({"chat_template": True}, (2, 7, ord("|"))), ({"environment": "agent"}, (2, 7, ord("|")))],
+)
+def test_stop_tokens_include_turn_ends_with_a_chat_template(settings: dict[str, Any], expected: tuple) -> None:
+    config = PromptsConfig(task="gcd", **settings)
     assert render(plain("2?"), 0, config, StoppingTokenizer(), 100).sampling.stop_token_ids == expected
 
 
