@@ -1,16 +1,19 @@
-"""An HTTP server, uvicorn, behind limits for connections that have not shown a valid key.
+"""An HTTP server, uvicorn, behind limits for connections that have not shown a valid key, and for idle ones.
 
 Clients without a key cannot lock others out: their connections are few, and each has a deadline for its TLS handshake
-and for the header of a request. A server without keys has these limits for all of its connections.
+and for the header of a request. A server without keys has these limits for all of its connections. Nor can one with a
+key: of its connections without a request in progress only the newest stay.
 """
 
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import ssl
-from collections import Counter
-from contextlib import suppress
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import uvicorn
@@ -19,6 +22,8 @@ from uvicorn.server import ServerState
 
 MAX_UNAUTHENTICATED = 128
 """Connections without a valid key so far: a new one replaces the oldest of the address that has most."""
+MAX_IDLE = 128
+"""Connections with one key and without a request in progress: a new one replaces the oldest."""
 READ_S = 60
 """Seconds in which a client must take what was sent to it; otherwise the kernel ends the connection (Linux)."""
 HEADER_S = 10.0
@@ -29,15 +34,20 @@ SocketAddress = tuple[str, int]
 
 
 @dataclass
-class UnauthenticatedConnections:
-    """The connections on which no request had a valid key, oldest first, at most `most`."""
+class Connections:
+    """The connections on which no request had a valid key, oldest first, at most `most`, and idle ones with a key."""
 
     most: int = MAX_UNAUTHENTICATED
 
     def __post_init__(self) -> None:
         self._connections: dict[SocketAddress, socket.socket] = {}
+        self._idle: defaultdict[str, dict[SocketAddress, socket.socket]] = defaultdict(dict)
+        """By key, oldest first."""
+        self._keys: dict[SocketAddress, str] = {}
+        """The keys of idle connections."""
 
     def __len__(self) -> int:
+        """The number of those without a key."""
         return len(self._connections)
 
     def add(self, address: SocketAddress, connection: socket.socket) -> None:
@@ -54,26 +64,52 @@ class UnauthenticatedConnections:
             with suppress(OSError):
                 self._connections.pop(oldest).shutdown(socket.SHUT_RDWR)
 
-    def remove(self, address: SocketAddress | None) -> None:
-        """The connection has shown a valid key, or has ended."""
-        if address is not None:
-            self._connections.pop(address, None)
+    def remove(self, address: SocketAddress) -> socket.socket | None:
+        """The connection has a request in progress with a valid key, or has ended."""
+        if (key := self._keys.pop(address, None)) is None:
+            return self._connections.pop(address, None)
+        found = self._idle[key].pop(address)
+        if not self._idle[key]:
+            del self._idle[key]
+        return found
+
+    @contextmanager
+    def in_progress(self, address: SocketAddress | None, key: str) -> Iterator[None]:
+        """A request with the valid `key` is answered; its connection is idle afterwards."""
+        connection = None if address is None else self.remove(address)
+        try:
+            yield
+        finally:
+            if address is not None and connection is not None and connection.fileno() >= 0:
+                self._idle[key][address], self._keys[address] = connection, key
+                if len(self._idle[key]) > MAX_IDLE and (oldest := self.remove(next(iter(self._idle[key])))):
+                    with suppress(OSError):
+                        oldest.shutdown(socket.SHUT_RDWR)
+
+
+def raise_file_limit() -> None:
+    """Let this process have as many open files, and so connections, as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 2**20 if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(OSError, ValueError):  # macOS has a lower limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 class HttpServer(uvicorn.Server):
     """Serves the ASGI `application` on listening sockets, with `tls` over TLS.
 
-    The application removes connections with a valid key from `unauthenticated`.
+    The application reports requests with a valid key to `connections`.
     """
 
     def __init__(
         self,
         application: object,
-        unauthenticated: UnauthenticatedConnections,
+        connections: Connections,
         tls: ssl.SSLContext | None = None,
         header_s: float = HEADER_S,
     ) -> None:
-        self._unauthenticated, self._tls, self._header_s = unauthenticated, tls, header_s
+        self._connections, self._tls, self._header_s = connections, tls, header_s
         self._opening: set[asyncio.Task[None]] = set()
         options = uvicorn.Config(
             application,  # type: ignore[arg-type]
@@ -109,13 +145,13 @@ class HttpServer(uvicorn.Server):
             try:
                 connection, address = await loop.sock_accept(listening)
             except OSError:  # no more files, or a connection that has ended already
-                self._unauthenticated.drop_oldest()
+                self._connections.drop_oldest()
                 await asyncio.sleep(_NO_FILES_S)
                 continue
             connection.setblocking(False)
             if hasattr(socket, "TCP_USER_TIMEOUT"):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, READ_S * 1000)
-            self._unauthenticated.add(address[:2], connection)
+            self._connections.add(address[:2], connection)
             task = asyncio.create_task(self._open(connection, address[:2]))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
@@ -125,13 +161,13 @@ class HttpServer(uvicorn.Server):
         """Complete the TLS handshake, if there is one; the protocol then has the connection."""
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: _Connection(self.config, self.server_state, self._unauthenticated, address, self._header_s),
+                lambda: _Connection(self.config, self.server_state, self._connections, address, self._header_s),
                 connection,
                 ssl=self._tls,
                 ssl_handshake_timeout=self._header_s if self._tls is not None else None,
             )
         except (OSError, asyncio.CancelledError):
-            self._unauthenticated.remove(address)
+            self._connections.remove(address)
             connection.close()
 
 
@@ -142,12 +178,12 @@ class _Connection(H11Protocol):
         self,
         config: uvicorn.Config,
         state: ServerState,
-        unauthenticated: UnauthenticatedConnections,
+        connections: Connections,
         address: SocketAddress,
         header_s: float,
     ) -> None:
         super().__init__(config, state, {})
-        self._unauthenticated, self._address, self._header_s = unauthenticated, address, header_s
+        self._connections, self._address, self._header_s = connections, address, header_s
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -160,7 +196,7 @@ class _Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._unauthenticated.remove(self._address)
+        self._connections.remove(self._address)
         if self._deadline is not None:
             self._deadline.cancel()
 

@@ -35,6 +35,9 @@ class ConversationTokenizer(ChatTokenizer, Protocol):
     def decode(self, token_ids: Sequence[int], **options: Any) -> str:
         """Return the text of `token_ids`."""
 
+    def get_vocab(self) -> dict[str, int]:
+        """Return the token ids by their spelling."""
+
 
 @dataclass(frozen=True, slots=True)
 class MessageFrame:

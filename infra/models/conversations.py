@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
+from uuid import uuid4
 
 from infra.json_text import decode_json
 from infra.models.chat import ConversationTokenizer, continuation, stop_tokens, turn_ends
 
 ChatMessage = Mapping[str, Any]
-_PLACEHOLDER = "0recorded0response0"
 
 
 class TemplateError(ValueError):
@@ -28,10 +29,15 @@ class ConversationFormat:
     tokenizer: ConversationTokenizer
     plain: bool
 
-    @property
+    @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
         """The tokens that end a response."""
         return stop_tokens(self.tokenizer) if self.plain else turn_ends(self.tokenizer)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """The characters of the longest token, at most."""
+        return max(map(len, self.tokenizer.get_vocab()))
 
     def first_tokens(self, messages: Sequence[ChatMessage], tools: Sequence[Any]) -> list[int]:
         """The tokens of a conversation without recorded ones, up to the start of the response. Raises TemplateError."""
@@ -48,9 +54,10 @@ class ConversationFormat:
         """
         if self.plain:
             return continuation(self.tokenizer, _contents(messages[recorded:]))
-        response = {"role": "assistant", "content": _PLACEHOLDER}
+        placeholder = f"0{uuid4().hex}0"  # no message contains it
+        response = {"role": "assistant", "content": placeholder}
         text = self._render([*messages[: recorded - 1], response, *messages[recorded:]], tools)
-        _, found, after = text.rpartition(_PLACEHOLDER)
+        _, found, after = text.rpartition(placeholder)
         if not found:
             raise TemplateError("the chat template drops the model's own response")
         token_ids = continuation(self.tokenizer, after)
@@ -59,17 +66,27 @@ class ConversationFormat:
         return token_ids
 
     def rewrites_history(self, messages: Sequence[ChatMessage], tools: Sequence[Any], recorded: int) -> bool:
-        """Whether the template renders the messages before a response otherwise once more messages follow it."""
+        """Whether the template renders a response, message `recorded`, or what is before it otherwise later.
+
+        Space around the response does not count, since templates trim it, nor do tool calls, which have many spellings.
+        """
         if self.plain:
             return False
-        response = {"role": "assistant", "content": _PLACEHOLDER}
-        now = self._render([*messages[: recorded - 1], response, *messages[recorded:]], tools)
+        now = self._render(messages, tools)
         before = self._render(messages[: recorded - 1], tools)
-        return not now.startswith(before)
+        response = content_of(messages[recorded - 1]).strip()
+        return not (now.startswith(before) and now[len(before) :].lstrip().startswith(response))
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """The text of a response, without special tokens."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def marked_text_of(self, token_ids: Sequence[int]) -> str:
+        """As `text_of`, with special tokens except those that end the response: some mark tool calls."""
+        kept = list(token_ids)
+        while kept and kept[-1] in self.stop_token_ids:
+            kept.pop()
+        return str(self.tokenizer.decode(kept, skip_special_tokens=False))
 
     def _render(self, messages: Sequence[ChatMessage], tools: Sequence[Any]) -> str:
         conversation = [_for_template(message) for message in messages]
@@ -105,8 +122,11 @@ def _contents(messages: Sequence[ChatMessage]) -> str:
 
 
 def _for_template(message: ChatMessage) -> dict[str, Any]:
-    """`message` as templates expect it: content as text, arguments of tool calls as objects."""
+    """`message` as templates expect it: content as text, arguments of tool calls as objects, no `developer`, which most
+    templates drop."""
     made = {**message, "content": content_of(message)}
+    if made.get("role") == "developer":
+        made["role"] = "system"
     calls = message.get("tool_calls")
     if calls:
         made["tool_calls"] = [

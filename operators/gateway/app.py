@@ -21,6 +21,7 @@ from starlette.responses import Response as HttpResponse
 from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
+from infra.http_server import Connections
 from infra.json_text import decode_json
 from infra.kafka.producer import DeliveryFailed
 from infra.models.conversations import ConversationFormat, TemplateError, content_of
@@ -93,8 +94,8 @@ class Gateway:
     """Answers people; None: nobody does."""
     claims: ClaimRequests | None = None
     """Hands out episodes to agents elsewhere; None: this run starts its agents itself."""
-    authenticated: Callable[[tuple[str, int] | None], None] = lambda address: None
-    """Called with the client's address of each request with a valid key."""
+    connections: Connections = field(default_factory=Connections)
+    """Those of the server."""
     seen: Counter[tuple[str, str]] = field(default_factory=Counter)
     active: Counter[str] = field(default_factory=Counter)
     """Requests in progress by episode."""
@@ -122,7 +123,7 @@ class Gateway:
         """Authenticate `request`, and send the response of `handler`; until its end it is in progress."""
         try:
             name = self._authenticated(request)
-            with self._counted(name):
+            with self.connections.in_progress(request.client, name), self._counted(name):
                 response = await handler(request, name)
                 await response(request.scope, request.receive, send)
             return
@@ -159,7 +160,6 @@ class Gateway:
                 "authentication_error",
                 "invalid_api_key",
             )
-        self.authenticated(request.client)
         return name
 
     async def _body(self, request: Request) -> Any:
@@ -216,11 +216,30 @@ class Gateway:
         """The response to a turn of episode `name`, or to a request of PEOPLE, at each change. Raises ApiError."""
         if name == WORKERS:
             raise ApiError(403, "this key claims episodes; requests need the key of one", "permission_error")
+        self._check_length(chat)
         if name != PEOPLE:
+            if chat.model.startswith(f"{MODEL}:") and version_name(chat.model) != "latest":
+                reason = f"agents get responses of the policy that is trained, not of {chat.model[:80]!r}: use {MODEL}"
+                raise ApiError(404, reason, code="model_not_found", param="model")
             return self.player.follow(name, turn, partial(self._plan, chat, name))
         if self.served is None:
             raise ApiError(403, "this run answers agents only: gateway.serve_requests is 0", "permission_error")
-        return self.served.follow(version_name(chat.model), *self._served_request(chat))
+        return self._follow_version(self.served, version_name(chat.model), chat)
+
+    def _check_length(self, chat: ChatRequest) -> None:
+        """Raise ApiError for messages that exceed the context whatever their tokens are, before they are encoded."""
+        characters = sum(len(content_of(message)) for message in chat.messages)
+        if characters > self.context * self.form.longest_token:
+            reason = f"the request has {characters} characters, but the model's context is {self.context} tokens"
+            raise invalid(reason, "messages", "context_length_exceeded")
+
+    async def _follow_version(
+        self, served: ServedVersions, version: str, chat: ChatRequest
+    ) -> AsyncGenerator[RecordedResponse]:
+        request = await asyncio.to_thread(self._served_request, chat)  # to encode a long text takes seconds
+        async with aclosing(served.follow(version, *request)) as responses:
+            async for response in responses:
+                yield response
 
     def _served_request(self, chat: ChatRequest) -> tuple[list[int], ServedSampling]:
         """The tokens and the sampling of a request of people. Raises ApiError."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from infra.models.conversations import ChatMessage, ConversationFormat, content_of
@@ -23,11 +24,15 @@ _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A checked request. `digest` stands for messages and tools, `options_digest` for all that shapes the response."""
+    """A checked request. `digest` stands for messages and tools, `options_digest` for all that shapes the response.
+
+    `calls`: whether the response may call tools; if not, its text is all content.
+    """
 
     model: str
     messages: Sequence[ChatMessage]
     tools: Sequence[Mapping[str, Any]]
+    calls: bool
     max_tokens: int
     stop_strings: tuple[str, ...]
     choices: int
@@ -45,7 +50,7 @@ class ChatRequest:
     def turn(self, choice: int, occurrence: str) -> TurnOptions:
         """The turn of a choice. `occurrence` distinguishes equal requests of the same agent process."""
         turn_id = f"{self.options_digest}#{occurrence}.{choice}"
-        tools = json.dumps(self.tools, ensure_ascii=False)
+        tools = json.dumps(self.tools if self.calls else [], ensure_ascii=False)
         return TurnOptions(turn_id, self.digest, self.max_tokens, self.stop_strings, tools, self.stream)
 
 
@@ -66,9 +71,7 @@ def parse_chat(body: Any, most_tokens: int) -> ChatRequest:
     if choice not in ("auto", "none"):
         reason = f'tool_choice must be "auto" or "none", not {repr(choice)[:80]}: the engine cannot constrain responses'
         raise invalid(reason, "tool_choice")
-    if choice == "none":
-        tools = []
-    return _request(body, messages, tools, most_tokens)
+    return _request(body, messages, tools, most_tokens, calls=bool(tools) and choice == "auto")
 
 
 def parse_completion(body: Any, most_tokens: int) -> ChatRequest:
@@ -80,11 +83,20 @@ def parse_completion(body: Any, most_tokens: int) -> ChatRequest:
         (prompt,) = prompt
     if not isinstance(prompt, str) or not prompt:
         raise invalid("prompt must be one text that is not empty", "prompt")
+    for name, default in (("echo", False), ("suffix", ""), ("best_of", 1)):
+        if body.get(name) not in (None, default):
+            raise invalid(f"{name} is not supported, {repr(body[name])[:40]} neither: leave it out", name)
     return _request(body, [{"role": "prompt", "content": prompt}], [], most_tokens, legacy=True)
 
 
 def _request(
-    body: dict[str, Any], messages: list[Any], tools: list[Any], most_tokens: int, legacy: bool = False
+    body: dict[str, Any],
+    messages: list[Any],
+    tools: list[Any],
+    most_tokens: int,
+    *,
+    calls: bool = False,
+    legacy: bool = False,
 ) -> ChatRequest:
     form = body.get("response_format") or {"type": "text"}
     if not isinstance(form, dict) or form.get("type") != "text":
@@ -94,21 +106,23 @@ def _request(
     choices = _integer(body, "n", 1, 1, MAX_CHOICES)
     stops = stops_of(body.get("stop"))
     stream_options = body.get("stream_options") or {}
+    wanted = body.get("logprobs")  # of completions a number of alternatives, which may be 0
     digest = digests_of(messages, tools)[-1]
-    shape = json.dumps([digest, most, stops], ensure_ascii=False)
+    shape = json.dumps([digest, most, stops, calls], ensure_ascii=False)
     return ChatRequest(
         model=str(body.get("model") or "laminar"),
         messages=messages,
         tools=tools,
+        calls=calls,
         max_tokens=min(most, most_tokens),
         stop_strings=stops,
         choices=choices,
         stream=bool(body.get("stream")),
         include_usage=isinstance(stream_options, dict) and bool(stream_options.get("include_usage")),
-        logprobs=bool(body.get("logprobs")),
+        logprobs=wanted is not None and (legacy or bool(wanted)),
         digest=digest,
         temperature=_number(body, "temperature", 1.0, 0.0, 2.0),
-        top_p=_number(body, "top_p", 1.0, 1e-6, 1.0),
+        top_p=max(_number(body, "top_p", 1.0, 0.0, 1.0), 1e-6),  # with 0, the likeliest token
         options_digest=hashlib.blake2b(shape.encode(), digest_size=16).hexdigest(),
         legacy=legacy,
     )
@@ -118,13 +132,12 @@ def response_message(
     form: ConversationFormat, turn: TurnOptions | TurnRequest, token_ids: Sequence[int]
 ) -> dict[str, Any]:
     """The message of a response, in OpenAI's shape. A stop string is not part of it."""
-    text = cut_at_stop(form.text_of(token_ids), turn.stop_strings)
-    parsed = parse_response(text, json.loads(turn.tools), turn.turn_id)
-    message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
-    if parsed.tool_calls:
-        message["content"] = parsed.content or None
-        message["tool_calls"] = parsed.tool_calls
-    return message
+    if tools := json.loads(turn.tools):
+        marked = cut_at_stop(form.marked_text_of(token_ids), turn.stop_strings)
+        parsed = parse_response(marked, tools, turn.turn_id)
+        if parsed.tool_calls:
+            return {"role": "assistant", "content": parsed.content or None, "tool_calls": parsed.tool_calls}
+    return {"role": "assistant", "content": cut_at_stop(form.text_of(token_ids), turn.stop_strings)}
 
 
 def streamable_text(form: ConversationFormat, turn: TurnOptions, token_ids: Sequence[int]) -> str:
@@ -138,7 +151,8 @@ def choice_of(
 ) -> dict[str, Any]:
     """One choice of a completion."""
     reason = "tool_calls" if message.get("tool_calls") else response.finish_reason
-    logprobs = _logprobs(response, form) if request.logprobs else None
+    shape = _completion_logprobs if request.legacy else _logprobs
+    logprobs = shape(response, form) if request.logprobs else None
     if request.legacy:
         return {"index": index, "text": message["content"], "logprobs": logprobs, "finish_reason": reason}
     return {"index": index, "message": dict(message), "logprobs": logprobs, "finish_reason": reason}
@@ -176,6 +190,13 @@ def _logprobs(response: RecordedResponse, form: ConversationFormat) -> dict[str,
         text = str(form.tokenizer.decode([token_id]))
         content.append({"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []})
     return {"content": content, "refusal": None}
+
+
+def _completion_logprobs(response: RecordedResponse, form: ConversationFormat) -> dict[str, Any]:
+    """In the shape of completions; `text_offset` is the first character of each token in the response."""
+    tokens = [str(form.tokenizer.decode([token_id])) for token_id in response.token_ids]
+    offsets = [0, *accumulate(map(len, tokens))][: len(tokens)]
+    return {"tokens": tokens, "token_logprobs": response.logprobs, "top_logprobs": None, "text_offset": offsets}
 
 
 def _integer(body: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
@@ -249,7 +270,7 @@ async def chat_chunks(streamed: StreamedTurn, responses: AsyncIterator[RecordedR
     try:
         async for response in responses:
             last = response
-            if response.finish_reason or request.tools:
+            if response.finish_reason or request.calls:
                 continue
             text = streamable_text(form, turn, response.token_ids)
             if len(text) > len(sent) and text.startswith(sent):

@@ -44,7 +44,7 @@ class GatewayConfig:
     max_requests: int = 1024
     """Requests that may be in progress in one process; others get status 429."""
     turn_timeout_s: float = 600.0
-    """A request without a response for so many seconds gets status 504; a repeated request continues to wait."""
+    """A request whose episode gets no tokens for so many seconds gets status 504; a repeated request waits on."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

@@ -13,10 +13,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 from infra.kafka.producer import BoundedProducer
 from operators.gateway.conversation import TurnPlan
-from operators.gateway.episode_table import EpisodeTable, OpenEpisode
+from operators.gateway.episode_table import EpisodeTable, OpenEpisode, RequestedTurn
 from operators.gateway.errors import ApiError, invalid
 from operators.gateway.reports import AgentReport, unknown_ids
 from schemas.codec import encode
@@ -37,6 +38,7 @@ KNOWN_S = 5.0
 """A turn of which another gateway has answered the request is known here after so many seconds at the latest."""
 
 Plan = Callable[[OpenEpisode], TurnPlan]
+"""Called in a thread of its own, without the table's lock: to encode a long text takes seconds."""
 Send = Callable[[TurnRequest | EpisodeEnd], None]
 
 
@@ -94,6 +96,15 @@ class Changes:
                 del self._waiting[name]
 
 
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A plan, which holds while its episode has this lease and this number of tokens."""
+
+    lease: int
+    length: int
+    plan: TurnPlan
+
+
 class Player:
     """Takes turns and ends episodes, of which at most `most_tokens` tokens are trained, or the last conversation.
 
@@ -115,9 +126,12 @@ class Player:
         self._table, self._changes, self._send, self._context = table, changes, send, context
         self._branches, self._most_tokens = branches, most_tokens
         self._timeout_s, self._clock, self._now = timeout_s, clock, now
+        self._planning: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By episode: only one of its requests is planned at a time, since only one is sent."""
 
     async def follow(self, name: str, options: TurnOptions, plan: Plan) -> AsyncGenerator[RecordedResponse]:
-        """The response so far, at each change; the last one has a finish reason. Raises ApiError.
+        """The response so far, at each change; the last one has a finish reason. Raises ApiError, also if the episode
+        gets no token within the time-out.
 
         A repeated request gets the recorded response. Raises ValueTooLarge for one that the log cannot have.
         """
@@ -125,21 +139,28 @@ class Player:
         known: tuple[Any, ...] | None = None
         send_at = shown = 0.0
         reached = self._table.length(name)
+        planning = self._planning.setdefault(name, asyncio.Lock())
         async with self._changes.watching(name) as changed:
             while True:
                 changed.clear()
-                with self._table.locked():
-                    response, order = self._look(name, options, plan)
-                    if order is not None:
-                        self._table.announce(order)
+                async with planning:
+                    planned = await self._plan(name, options, plan)
+                    with self._table.locked():
+                        response, order = self._look(name, options, planned)
+                        if order is not None:
+                            self._table.announce(order)
                 if response is not None and response.finish_reason:
                     yield response
                     return
+                length = self._table.length(name)
+                grown, reached = length > reached, length
+                if grown:
+                    deadline = self._clock() + self._timeout_s
                 if order is not None and (key := (order.turn_id, order.lease, order.start)) != known:
                     own = order.turn_id == options.turn_id  # that of another request is sent by it, unless it has gone
                     known, send_at = key, self._clock() + (0.0 if own else _OTHERS_S)
-                elif (length := self._table.length(name)) > reached:  # its owner has the order
-                    reached, send_at = length, self._clock() + SEND_AGAIN_S
+                elif grown:  # its owner has the order
+                    send_at = self._clock() + SEND_AGAIN_S
                 if order is not None and self._clock() >= send_at:
                     await asyncio.to_thread(self._send, order)
                     send_at = self._clock() + SEND_AGAIN_S
@@ -178,7 +199,18 @@ class Player:
         except TimeoutError:
             return
 
-    def _look(self, name: str, options: TurnOptions, plan: Plan) -> tuple[RecordedResponse | None, TurnRequest | None]:
+    async def _plan(self, name: str, options: TurnOptions, plan: Plan) -> _Planned | None:
+        """The plan of the request, if it is new and no other one of its episode is in progress."""
+        with self._table.locked():
+            episode, length = self._table.get(name), self._table.length(name)
+            if episode is None or episode.pending is not None or _ended(episode, options) is not None:
+                return None
+            lease = episode.lease
+        return _Planned(lease, length, await asyncio.to_thread(plan, episode))
+
+    def _look(
+        self, name: str, options: TurnOptions, planned: _Planned | None
+    ) -> tuple[RecordedResponse | None, TurnRequest | None]:
         """The response to the request so far, and what to send to the owner so that it continues."""
         episode = self._table.get(name)
         if episode is None:
@@ -186,12 +218,13 @@ class Player:
                 reason = self._table.error_of(name)
                 raise ApiError(409, f"episode {name} has ended{f': {reason}' if reason else ''}", code="episode_ended")
             return None, None  # it will be assigned
-        turn = episode.turns.get(options.turn_id)
-        if turn is not None and turn.ended is not None:
+        if (turn := _ended(episode, options)) is not None:
             return self._response(name, episode, turn.request, turn.ended), None
         pending = episode.pending
         if pending is None:
-            return None, self._order(name, episode, options, plan(episode))
+            if planned is None or (planned.lease, planned.length) != (episode.lease, self._table.length(name)):
+                return None, None  # what has changed wakes the request
+            return None, self._order(name, episode, options, planned.plan)
         mine = pending.turn_id == options.turn_id
         order = replace(pending, lease=episode.lease, replica=episode.replica, incarnation=episode.incarnation)
         return self._response(name, episode, pending, None) if mine else None, order
@@ -200,6 +233,8 @@ class Player:
         start = self._table.length(name)
         known = sum(each.stop - each.start for each in planned.context)
         length = known + len(planned.token_ids)
+        if not length:  # nobody could respond, and it would block the episode
+            raise invalid("the request has no tokens: its messages are empty", "messages")
         if length >= self._context:
             raise invalid(
                 f"the request has {length} tokens, but the model's context is {self._context}, response included",
@@ -275,6 +310,12 @@ class Player:
             messages=selected.messages,
             rewards=selected.rewards,
         )
+
+
+def _ended(episode: OpenEpisode, options: TurnOptions) -> RequestedTurn | None:
+    """The turn of a request, if it has a response."""
+    turn = episode.turns.get(options.turn_id)
+    return turn if turn is not None and turn.ended is not None else None
 
 
 class OrderProducer:

@@ -130,7 +130,7 @@ async def response_events(streamed: StreamedTurn, responses: AsyncIterator[Recor
         async for response in responses:
             last = response
             message = response_message(form, turn, response.token_ids) if response.finish_reason else None
-            if message is None and request.tools:
+            if message is None and request.calls:
                 continue
             if message is None:
                 text = streamable_text(form, turn, response.token_ids)

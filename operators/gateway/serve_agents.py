@@ -11,17 +11,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from infra.files import create_secret, read_secret, write_atomically
-from infra.http_server import HttpServer, UnauthenticatedConnections
+from infra.http_server import Connections, HttpServer, raise_file_limit
 from infra.kafka.producer import BoundedProducer
 from infra.models.checkpoint_folder import load_tokenizer
 from infra.models.conversations import ConversationFormat
+from infra.processes import locked
 from infra.runners.step_metrics import phase
 from operators.gateway.app import Gateway
 from operators.gateway.chat_api import response_message
@@ -163,7 +164,8 @@ class GatewayFold(ShardFold):
         if not config.secret_file:
             create_secret(own)
         keys = EpisodeKeys(run, read_secret(own))
-        unauthenticated = UnauthenticatedConnections()
+        raise_file_limit()
+        connections = Connections()
         self._served = None
         if config.serve_requests and step.serve_command:
             work = step.folder / f"served-{step.shard.shard}"
@@ -176,9 +178,9 @@ class GatewayFold(ShardFold):
             claims = ClaimRequests(Claims(self._table, *order), player, keys)
         gateway = Gateway(
             *(config, run, keys, self._table, player, form, step.context, self._served, claims),
-            authenticated=unauthenticated.remove,
+            connections=connections,
         )
-        self._server = HttpServer(gateway.application(), unauthenticated, server_context(config))
+        self._server = HttpServer(gateway.application(), connections, server_context(config))
         self._socket = listen(config, step.folder)
         self._thread = threading.Thread(target=self._serve, name="gateway", daemon=True)
         self._ready = False
@@ -243,7 +245,12 @@ def listen(config: GatewayConfig, folder: Path) -> socket.socket:
     """
     if _held:
         return _held[0].dup()
-    file = folder / ADDRESS_FILE
+    folder.mkdir(parents=True, exist_ok=True)
+    with nullcontext() if config.port else locked(folder / f"{ADDRESS_FILE}.lock"):  # else each may find a port
+        return _listen(config, folder / ADDRESS_FILE)
+
+
+def _listen(config: GatewayConfig, file: Path) -> socket.socket:
     port = config.port
     if not port and file.exists():
         port = int(json.loads(file.read_text())["port"])
@@ -261,7 +268,6 @@ def listen(config: GatewayConfig, folder: Path) -> socket.socket:
     port = made.getsockname()[1]
     scheme = "https" if config.certificate_file else "http"
     host = f"[{config.host}]" if ":" in config.host else config.host
-    folder.mkdir(parents=True, exist_ok=True)
     write_atomically(file, json.dumps({"url": f"{scheme}://{host}:{port}/v1", "port": port}))
     return made
 

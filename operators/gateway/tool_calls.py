@@ -39,7 +39,7 @@ def parse_response(text: str, tools: Sequence[Mapping[str, Any]], turn_id: str =
     if not calls or len(calls) < len(found):
         return ParsedResponse(text, [])
     made = [
-        {"id": f"call_{_id(turn_id, at)}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        {"id": _id(turn_id, at), "type": "function", "function": {"name": name, "arguments": arguments}}
         for at, (name, arguments) in enumerate(calls)
     ]
     return ParsedResponse(content, made)
@@ -90,7 +90,8 @@ def _call(value: Any, names: set[str]) -> tuple[str, str] | None:
 
 
 def _id(turn_id: str, at: int) -> str:
-    return hashlib.blake2b(f"{turn_id}\0{at}".encode(), digest_size=12).hexdigest()
+    """Nine letters and digits: Mistral's templates reject other ids."""
+    return hashlib.blake2b(f"{turn_id}\0{at}".encode()).hexdigest()[:9]
 
 
 def cut_at_stop(text: str, stop_strings: Sequence[str]) -> str:

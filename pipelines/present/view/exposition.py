@@ -18,7 +18,7 @@ from prometheus_client import make_asgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from infra.http_server import HEADER_S, HttpServer, UnauthenticatedConnections
+from infra.http_server import HEADER_S, Connections, HttpServer
 from pipelines.inspect.audit.result import FINDINGS
 from pipelines.inspect.run_state.errors import error_counts
 from pipelines.inspect.run_state.state import RunState
@@ -199,7 +199,7 @@ def serving_metrics(
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listening:
-        server = HttpServer(_metrics_application(metrics), UnauthenticatedConnections(most), header_s=header_s)
+        server = HttpServer(_metrics_application(metrics), Connections(most), header_s=header_s)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), name="metrics", daemon=True)
         thread.start()
         try:

@@ -3,94 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from tokenizers import AddedToken
-from transformers import PreTrainedTokenizerBase
+from published_templates import CHATML, NO_END, PUBLISHED, TRIMS, tokenizer
 
 from infra.models.chat import chat_text, message_frame, stop_tokens, turn_ends
-from infra.models.demo import build_demo_tokenizer
 
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-TRIMS = (
-    "<bos>{% for m in messages %}{% if m.role not in ('user', 'assistant') %}"
-    "{{ raise_exception(m.role ~ ' is not supported') }}{% endif %}"
-    "<|im_start|>{{ m.role }}: {{ m.content | trim }}<|im_end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant: {% endif %}"
-)
-NO_END = (
-    "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}"
-    "{% if add_generation_prompt %}[assistant] {% endif %}"
-)
-QWEN2 = (
-    "{% for m in messages %}{% if loop.first and m.role != 'system' %}"
-    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
-    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-QWEN3 = (  # the last turn of the model has its reasoning, earlier ones are without theirs
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
-    "{% if loop.last %}<think>\n\n</think>\n\n{% endif %}{{ m.content.split('</think>')[-1].lstrip('\n') }}"
-    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-LLAMA3 = (
-    "<|begin_of_text|>{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
-    "{{ m.content | trim }}<|eot_id|>{% endfor %}"
-    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
-)
-MISTRAL = (
-    "<s>{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
-    "{% elif m.role == 'assistant' %} {{ m.content }}</s>"
-    "{% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}"
-)
-GEMMA = (
-    "<bos>{% for m in messages %}{% if m.role == 'system' %}"
-    "{{ raise_exception('System role not supported') }}{% endif %}"
-    "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}<end_of_turn>\n"
-    "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
-)
-MIXTRAL = (
-    "<s>{% for m in messages %}{% if m.role == 'user' %} [INST] {{ m.content }} [/INST]"
-    "{% elif m.role == 'assistant' %} {{ m.content }}</s>"
-    "{% else %}{{ raise_exception('Only user and assistant roles are supported') }}{% endif %}{% endfor %}"
-)
-OLMOE = (
-    "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}<|assistant|>\n{{ m.content }}{{ eos_token }}"
-    "{% if not loop.last %}\n{% endif %}{% else %}<|{{ m.role }}|>\n{{ m.content }}\n{% endif %}"
-    "{% if loop.last and add_generation_prompt %}<|assistant|>\n{% endif %}{% endfor %}"
-)
-PUBLISHED = {  # template, end of a turn, end-of-sequence token of the tokenizer
-    "qwen2": (QWEN2, "<|im_end|>", "<|endoftext|>"),
-    "qwen2_instruct": (QWEN2, "<|im_end|>", "<|im_end|>"),
-    "qwen3": (QWEN3, "<|im_end|>", "<|im_end|>"),
-    "qwen3_base": (QWEN3, "<|im_end|>", "<|endoftext|>"),
-    "llama3": (LLAMA3, "<|eot_id|>", "<|end_of_text|>"),
-    "llama3_instruct": (LLAMA3, "<|eot_id|>", "<|eot_id|>"),
-    "mistral": (MISTRAL, "</s>", "</s>"),
-    "mixtral": (MIXTRAL, "</s>", "</s>"),
-    "olmoe": (OLMOE, "|||IP_ADDRESS|||", "|||IP_ADDRESS|||"),
-    "gemma": (GEMMA, "<end_of_turn>", "<eos>"),
-}
-"""In the form of the templates that these families publish, by what a model's own turn ends with."""
-SPECIAL = (
-    *("<|im_start|>", "<|im_end|>", "<bos>", "<eos>", "<|endoftext|>", "<|begin_of_text|>", "<|end_of_text|>"),
-    *("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<s>", "</s>", "<start_of_turn>", "<end_of_turn>"),
-    "|||IP_ADDRESS|||",  # OLMoE's end of sequence
-)
 DEAF = "{% for m in messages %}{% if m.role != 'user' or loop.first %}{{ m.content }}|{% endif %}{% endfor %}"
 ECHOES = "{% for m in messages %}{{ m.content }}|{% endfor %}{{ messages[-1].content }}"
 CALL = [{"role": "user", "content": "What is 12*7?"}]
 MODEL = {"role": "assistant", "content": "Let me see"}
-
-
-def tokenizer(template: str | None) -> PreTrainedTokenizerBase:
-    made = build_demo_tokenizer(())
-    made.add_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
-    made.eos_token = "<|im_end|>"
-    made.chat_template = template
-    return made
 
 
 @pytest.mark.parametrize("template", [CHATML, TRIMS, NO_END])

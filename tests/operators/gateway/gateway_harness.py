@@ -52,6 +52,9 @@ class LetterTokenizer:
     def decode(self, tokens: Any, **options: Any) -> str:
         return "".join("" if token == END else chr(token - BASE) for token in tokens)
 
+    def get_vocab(self) -> dict[str, int]:
+        return {"a": ord("a") + BASE}
+
     def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> str:
         parts = [f"[{','.join(tool['function']['name'] for tool in options['tools'])}]" if options.get("tools") else ""]
         for message in conversation:
@@ -103,7 +106,7 @@ class ScriptedRun:
         )
         self.table.fold(self.log)
         player = Player(self.table, self.changes, self.send, CONTEXT, self.config.turn_timeout_s)
-        return Gateway(self.config, "run", self.keys, self.table, player, self.form)
+        return Gateway(self.config, "run", self.keys, self.table, player, self.form, CONTEXT)
 
     def assign(self, lease: int = 1, keep: int | None = None) -> None:
         """Assign the episode under `lease`, with the first `keep` recorded tokens."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
 import pytest
-from gateway_harness import NAME, ForgettingTokenizer, ScriptedRun, chat, play, user
+from gateway_harness import NAME, ForgettingTokenizer, LetterTokenizer, ScriptedRun, chat, play, user
 
 from infra.kafka.producer import DeliveryFailed
 from operators.gateway.play import Player
@@ -154,6 +155,88 @@ def test_tool_calls_are_parsed_and_results_extend_conversations() -> None:
     play(ScriptedRun(f"{call}$", "3$", "<tool_call>{bad</tool_call>$", budget=600), scenario)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_request_without_calls_extends_one_with_tools(stream: bool) -> None:
+    """`tool_choice: none` is a request for text: the template renders the tools as before."""
+    text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        said = (await chat(client, HELLO, tools=TOOLS))["choices"][0]["message"]
+        body = {"messages": [HELLO, said, AGAIN], "tools": TOOLS, "tool_choice": "none", "stream": stream}
+        response = await client.post("/chat/completions", json=body)
+        assert json.dumps(text)[1:-1] in response.text
+        assert "tool_calls" not in response.text
+        assert turns(run)[1].context == (TokenRange(0, 19),)
+        assert run.recorded(turns(run)[1]) == "[add]U:hello$\nA:hi$\nU:again$\nA:"
+
+    play(ScriptedRun("hi$", f"{text}$"), scenario)
+
+
+def test_empty_request_is_an_error_and_blocks_nothing() -> None:
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        assert "the request has no tokens" in (await chat(client, user("")))["error"]["message"]
+        assert not run.orders
+        assert (await chat(client, HELLO))["choices"][0]["message"]["content"] == "hi"
+
+    play(ScriptedRun("hi$", plain=True), scenario)
+
+
+def test_text_beyond_the_context_is_refused_without_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[int] = []
+    encode = LetterTokenizer.encode
+    monkeypatch.setattr(LetterTokenizer, "encode", lambda own, text, **of: encoded.append(1) or encode(own, text, **of))
+
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        error = (await chat(client, user("x" * 401)))["error"]
+        assert error["message"] == "the request has 401 characters, but the model's context is 400 tokens"
+        assert error["code"] == "context_length_exceeded"
+        assert not encoded
+        assert (await chat(client, HELLO))["choices"][0]["message"]["content"] == "hi"
+
+    play(ScriptedRun("hi$"), scenario)
+
+
+def test_others_are_answered_while_a_long_text_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, encoding, answered = LetterTokenizer.encode, threading.Event(), threading.Event()
+
+    def encode_slowly(own: LetterTokenizer, text: str, **options: Any) -> list[int]:
+        if "hello" in text:
+            encoding.set()
+            assert answered.wait(60)
+        return encode(own, text, **options)
+
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        monkeypatch.setattr(LetterTokenizer, "encode", encode_slowly)
+        request = asyncio.create_task(chat(client, HELLO))
+        while not encoding.is_set():
+            await asyncio.sleep(0.001)
+        assert (await client.get("/episode")).status_code == 200
+        run.write("inbox")  # the fold has the table meanwhile
+        answered.set()
+        assert (await request)["choices"][0]["message"]["content"] == "hi"
+
+    play(ScriptedRun("hi$"), scenario)
+
+
+@pytest.mark.parametrize(("model", "status"), [("laminar:1.3", 404), ("laminar:latest", 200), ("gpt-4o", 200)])
+def test_agents_get_responses_of_the_trained_policy_alone(model: str, status: int) -> None:
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        response = await client.post("/chat/completions", json={"model": model, "messages": [HELLO]})
+        assert response.status_code == status
+        assert len(run.orders) == (status == 200)
+
+    play(ScriptedRun("hi$"), scenario)
+
+
+@pytest.mark.parametrize("parameter", [{"echo": True}, {"suffix": "x"}, {"best_of": 2}])
+def test_unsupported_parameters_of_completions_are_errors(parameter: dict[str, Any]) -> None:
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        response = await client.post("/completions", json={"prompt": "one", **parameter})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, *parameter)
+
+    play(ScriptedRun(), scenario)
+
+
 def test_a_stop_string_is_recorded_but_not_returned() -> None:
     async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
         said = (await chat(client, user("1+1="), stop=["</c>"]))["choices"][0]["message"]
@@ -164,9 +247,10 @@ def test_a_stop_string_is_recorded_but_not_returned() -> None:
     play(ScriptedRun("<c>1</c>", "2$", plain=True), scenario)
 
 
-def test_a_template_that_rewrites_history_is_reported() -> None:
+@pytest.mark.parametrize(("asked", "answer"), [("hello (quietly)", "hi"), ("hello", "(a greeting) hi")])
+def test_a_template_that_rewrites_history_is_reported(asked: str, answer: str) -> None:
     async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
-        question = user("hello (quietly)")
+        question = user(asked)
         body = {"messages": [question]}
         first = await client.post("/chat/completions", json=body)
         said = first.json()["choices"][0]["message"]
@@ -181,9 +265,9 @@ def test_a_template_that_rewrites_history_is_reported() -> None:
         episode = run.table.get(NAME)
         assert episode is not None
         assert len(episode.rewritten) == 1
-        assert run.recorded(turns(run)[1]) == "U:hello (quietly)$\nA:hi (I think)$\nU:again$\nA:"
+        assert run.recorded(turns(run)[1]) == f"U:{asked}$\nA:{answer}$\nU:again$\nA:"
 
-    play(ScriptedRun("hi (I think)$", "ho$", tokenizer=ForgettingTokenizer()), scenario)
+    play(ScriptedRun(f"{answer}$", "ho$", tokenizer=ForgettingTokenizer()), scenario)
 
 
 def test_a_completion_extends_the_recorded_text() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from gateway_harness import CONTEXT, NAME, ScriptedRun, chat, user
+from gateway_harness import NAME, ScriptedRun, chat, user
 
 from operators.gateway import served_versions
 from operators.gateway.app import MAX_EPISODE_REQUESTS, Gateway
@@ -30,7 +30,6 @@ def play(run: ScriptedRun, holder: str, folder: Path, scenario: Scenario, *, ser
 
     async def main() -> None:
         gateway = run.open()
-        gateway.context = CONTEXT
         claims = Claims(run.table, 0, 1, 60.0, 1, time.monotonic)
         gateway.claims = ClaimRequests(claims, gateway.player, gateway.keys)
         if served:

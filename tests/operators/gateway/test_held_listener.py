@@ -6,8 +6,12 @@ import json
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,6 +69,21 @@ def test_zygote_holds_the_listener_of_the_gateway_that_it_starts(
 def test_several_gateways_listen_themselves(held: list[socket.socket], tmp_path: Path) -> None:
     hold_listener(GatewayConfig(processes=2), tmp_path)
     assert not held
+
+
+def test_gateways_that_start_together_share_the_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both, write = threading.Barrier(2), serve_agents.write_atomically
+
+    def write_together(*of: Any) -> None:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.2)  # the other one has a port too, unless it waits for this one
+        write(*of)
+
+    monkeypatch.setattr(serve_agents, "write_atomically", write_together)
+    with ThreadPoolExecutor(2) as threads, ExitStack() as stack:
+        starts = [threads.submit(listen, GatewayConfig(processes=2), tmp_path) for _ in range(2)]
+        sockets = [stack.enter_context(each.result()) for each in starts]
+        assert len({each.getsockname() for each in sockets}) == 1
 
 
 def test_address_in_use_is_left_to_the_gateway(held: list[socket.socket], tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from infra.certificates import write_relay_files
-from infra.http_server import HttpServer, UnauthenticatedConnections
+from infra.http_server import Connections, HttpServer
 from operators.gateway.app import MAX_EPISODE_REQUESTS, Gateway
 from operators.gateway.config import GatewayConfig
 from operators.gateway.serve_agents import listen, server_context
@@ -32,7 +32,7 @@ class Served:
 
     def __init__(self, folder: Path, header_s: float, *texts: str, most: int = 16, body_s: float = 60.0) -> None:
         self.run = ScriptedRun(*texts)
-        self.unauthenticated = UnauthenticatedConnections(most)
+        self.connections = Connections(most)
         self._header_s, self._body_s = header_s, body_s
         self._socket = listen(self.run.config, folder)
         self.port = self._socket.getsockname()[1]
@@ -42,9 +42,9 @@ class Served:
     async def _serve(self) -> None:
         self.gateway: Gateway = self.run.open()
         self.run.assign()
-        self.gateway.authenticated, self.gateway.body_s = self.unauthenticated.remove, self._body_s
+        self.gateway.connections, self.gateway.body_s = self.connections, self._body_s
         application = self.gateway.application()
-        self.server = HttpServer(application, self.unauthenticated, server_context(self.run.config), self._header_s)
+        self.server = HttpServer(application, self.connections, server_context(self.run.config), self._header_s)
         self.ready.set()
         await self.server.serve([self._socket])
 
@@ -102,7 +102,7 @@ def test_idle_connections_do_not_lock_agents_out(tmp_path: Path) -> None:
         idle = [stack.enter_context(served.connection()) for _ in range(100)]
         assert served.status(served.request("/v1/models")) == 200
         assert all(has_ended(each) for each in idle[:80])
-        assert len(served.unauthenticated) <= 16
+        assert len(served.connections) <= 16
 
 
 def test_connection_with_a_key_outlives_a_flood(tmp_path: Path) -> None:
@@ -142,6 +142,28 @@ def test_one_episode_cannot_take_the_places_of_all(tmp_path: Path) -> None:
             assert served.status(other) == 200
         assert served.status(sent) == 429
         assert served.status(other) == 200
+
+
+def test_idle_connections_with_one_key_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest end, but not one with a request in progress."""
+    monkeypatch.setattr("infra.http_server.MAX_IDLE", 4)
+    with Served(tmp_path, LONG_S, "hi$") as served, ExitStack() as stack:
+        served.run.paused = True
+        sent = served.request("/v1/chat/completions", {"messages": [user("hello")]})
+        busy = stack.enter_context(served.connection(sent))
+        while not served.gateway.active[NAME]:
+            assert served.status(served.request("/v1/models", key=served.run.keys.key_of("p1.0"))) == 200
+        idle = [stack.enter_context(served.connection()) for _ in range(12)]
+        for each in idle:
+            each.sendall(served.request("/v1/models"))
+            assert status_of(each) == 200
+        assert all(has_ended(each) for each in idle[:8])
+        idle[-1].sendall(served.request("/v1/models"))
+        assert status_of(idle[-1]) == 200
+        while not served.run.orders:
+            time.sleep(0.001)
+        served.run.respond(served.run.orders[0])
+        assert status_of(busy) == 200
 
 
 def test_a_stream_is_in_progress_until_its_end(tmp_path: Path) -> None:

@@ -33,8 +33,12 @@ def test_client_plays_a_conversation_with_tools_and_streams() -> None:
         assert [model.id async for model in client.models.list()] == ["laminar"]
         completion = await client.completions.create(model="laminar", prompt="once", stop="!")
         assert completion.choices[0].text == "more"
+        scored = await client.completions.create(model="laminar", prompt="twice", logprobs=0, top_p=0)
+        found = scored.choices[0].logprobs
+        assert (found.tokens, found.text_offset) == (["a", "b", "c"], [0, 1, 2])
+        assert found.token_logprobs == [-0.5] * 3
 
-    play(ScriptedRun(f"{CALL}$", "two$", "more!"), scenario)
+    play(ScriptedRun(f"{CALL}$", "two$", "more!", "abc"), scenario)
 
 
 def test_client_raises_the_errors_of_its_package() -> None:

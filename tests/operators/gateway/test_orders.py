@@ -67,6 +67,13 @@ def test_order_is_not_sent_again_while_tokens_arrive(monkeypatch: pytest.MonkeyP
         now[0] += 16.0
         while len(run.orders) == 1:
             await asyncio.sleep(0.001)
-        request.cancel()
+        for _ in range(3):  # together longer than turn_timeout_s
+            now[0] += 400.0
+            run.gain(run.orders[0], 1)
+            for _ in range(20):
+                await asyncio.sleep(0.001)
+            assert not request.done()
+        now[0] += 601.0
+        assert (await request)["error"]["type"] == "timeout"
 
     play(ScriptedRun("hi$"), scenario)
