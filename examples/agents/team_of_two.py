@@ -1,7 +1,7 @@
 """A game of two agents, both of them the model: the first adds two numbers, the second adds a third to its answer.
 
 Each has a conversation of its own, so the episode has two branches: `gateway.branches = "all"` trains both with the
-reward of the team. Each gets its share of it: half for a right first sum, half for a right second one.
+reward of the team: half for a right first sum, half for a right second one.
 """
 
 from __future__ import annotations

@@ -18,13 +18,17 @@ def talk(client: Any, task: dict[str, Any]) -> dict[str, Any]:
     )
     assert aside.usage.completion_tokens <= 2
     messages = [{"role": "user", "content": task["text"]}]
-    drawn = 0
+    drawn, longest_s, texts = 0, 0.0, []
     for _ in range(2):
+        began = time.monotonic()
         response = client.chat.completions.create(model="laminar", messages=messages, max_tokens=6)
+        longest_s = max(longest_s, time.monotonic() - began)
+        texts.append(response.choices[0].message.content)
         drawn += response.usage.completion_tokens
         messages += [response.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": " and "}]
     while (hold := os.environ.get("LAMINAR_TEST_HOLD")) and Path(hold).exists():
         time.sleep(0.05)
     reward = float(drawn % 3)
     seen = {"drawn": drawn, "aside": aside.usage.completion_tokens, "reward": reward}
+    seen |= {"texts": texts, "longest_s": longest_s}
     return {"answer": json.dumps(seen), "reward": reward, "rewards": {aside.id: 0.25}}

@@ -53,6 +53,7 @@ def run(
         f"agents.function={AGENT}",
         f"agents.env={{LAMINAR_TEST_HOLD='{hold}'}}",
         "agents.concurrency=4",
+        "agents.retries=0",  # an agent that gets an error fails the episode; the kill of its role is no attempt
         "gateway.branches=all",
         "gateway.processes=2",  # they share the port: the other one answers while gateway-0 restarts
         "score.rewards=[{name='environment'}]",
@@ -99,6 +100,8 @@ def test_trajectory_has_the_tokens_and_reward_of_its_agent(run: LaminarRun, brok
         aside = trajectory.conversations[1].start
         assert drawn[0]
         assert [sum(drawn[:aside]), sum(drawn[aside:])] == [seen["drawn"], seen["aside"]]  # the usage in its responses
+        messages = json.loads(trajectory.conversations[0].messages)
+        assert [said["content"] for said in messages if said["role"] == "assistant"] == seen["texts"]
         assert each.conversation_rewards == (seen["reward"], 0.25)
         assert each.reward == (seen["reward"] + 0.25) / 2
 

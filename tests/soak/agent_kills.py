@@ -3,8 +3,9 @@
     .venv/bin/python tests/soak/agent_kills.py --folder build/soak/agents
 
 A cell is a run of agents (tests/end_to_end/talking_agent.py), in which one role or the broker is killed 20 times, each
-time after more turns. It passes if no episode failed, none was lost or trained twice, and each has the tokens and the
-reward that its agent saw. Results are kept, and the campaign continues, as in fault_campaign.py.
+time after more turns. It passes if no episode failed, none was lost or trained twice, and each has the texts, the
+number of tokens and the reward that its agent saw. `longest s` is the longest wait of an agent in a turn. Results are
+kept, and the campaign continues, as in fault_campaign.py.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from soak.fault_campaign import Found, campaign  # noqa: E402
 
 from infra.kafka.properties import ClientProperties  # noqa: E402
 from infra.kafka.topic_reader import read_topic  # noqa: E402
-from schemas.records import Trajectory, TurnEnded, TurnRequest  # noqa: E402
-from schemas.topics import INBOX, PROGRESS, TRAJECTORIES, Topic  # noqa: E402
+from schemas.records import Trajectory, TurnEnded  # noqa: E402
+from schemas.topics import PROGRESS, TRAJECTORIES, Topic  # noqa: E402
 
 AGENT = REPOSITORY / "tests" / "end_to_end" / "talking_agent.py"
 TARGETS = ("gateway-0", "rollout-0", "placement", "agents-0", "score", "experience", "trainer", BROKER)
@@ -58,6 +59,7 @@ def cell(folder: Path, target: str, kills: int, agents: int) -> Found:
         "prompts.max_new_tokens=200",
         f"agents.function={AGENT}:talk",
         f"agents.concurrency={agents}",
+        "agents.retries=0",
         "agents.transcripts=true",
         "score.rewards=[{name='environment'}]",
         f"rollout.slots={agents}",
@@ -102,18 +104,21 @@ def _rows(run: LaminarRun, topic: Topic, kind: type) -> list[Any]:
 
 def _seen(run: LaminarRun) -> Found:
     """What the agents saw. Raises AssertionError if a trajectory differs from it, or an agent had an error."""
-    turns = {each.turn_id: each for each in _rows(run, INBOX, TurnRequest)}
     ended = _rows(run, PROGRESS, TurnEnded)
     finished = _rows(run, TRAJECTORIES, Trajectory)
     failed = [each.error for each in finished if each.error is not None]
     assert not failed, failed[:5]
-    for each in finished:
-        seen, drawn = json.loads(each.text), sum(each.response.loss_mask.to_pylist())
-        assert seen["drawn"] == drawn, f"{each.trajectory_id} has {drawn} drawn tokens; its agent saw {seen['drawn']}"
+    reports = [json.loads(each.text) for each in finished]
+    for each, seen in zip(finished, reports, strict=True):
+        messages = json.loads(each.conversations[0].messages)
+        texts = [said["content"] for said in messages if said["role"] == "assistant"]
+        found = {"drawn": sum(each.response.loss_mask.to_pylist()), "reward": each.episode.rewards[0], "texts": texts}
+        differing = {name: (value, seen[name]) for name, value in found.items() if value != seen[name]}
+        assert not differing, f"{each.trajectory_id} and what its agent saw: {differing}"
     errors = [file.name for file in (run.folder / "agents").glob("*.log") if "Traceback" in file.read_text()]
     assert not errors, f"these agents had an error: {errors[:5]}"
-    waits = [(each.written_at - turns[each.turn_id].written_at) / 1000 for each in ended if each.turn_id in turns]
-    return {"episodes": len(finished), "failed": 0, "turns": len(ended), "longest_s": round(max(waits), 1)}
+    longest_s = max(seen["longest_s"] for seen in reports)
+    return {"episodes": len(finished), "failed": 0, "turns": len(ended), "longest_s": round(longest_s, 1)}
 
 
 def main() -> None:
