@@ -110,7 +110,7 @@ MISTRAL_TOOLS = (
 )
 WITH_TOOLS = {  # template, end of a turn, a call in the model's own words
     "qwen2.5": (QWEN25_TOOLS, "<|im_end|>", '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'),
-    "hermes": (QWEN25_TOOLS, "<|im_end|>", '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'),
+    "hermes": (QWEN25_TOOLS, "<|im_end|>", 'I add.<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'),
     "llama3.1": (LLAMA31_TOOLS, "<|eot_id|>", '<|python_tag|>{"name": "add", "parameters": {"a": 1}}'),
     "mistral": (MISTRAL_TOOLS, "</s>", '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}]'),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -126,8 +127,18 @@ def model_problems(config: Config) -> Iterator[str]:
     for what, names in MODEL_PARTS.items():
         if not any((folder / name).is_file() for name in names):
             yield f"model.path: {folder} has no {what} (none of {', '.join(names)})"
+    if config.gateway is not None and config.gateway.template == "chat" and not _has_chat_template(folder):
+        yield f"gateway.template is 'chat', but {folder} has no chat template: add chat_template.jinja, or use 'plain'"
     if (features := unsupported_features(folder)) is not None:
         yield f"model.path: {folder} cannot be trained, because its config.json has {features}: take another model"
+
+
+def _has_chat_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    with suppress(OSError, ValueError):
+        return bool(json.loads((folder / "tokenizer_config.json").read_text()).get("chat_template"))
+    return False
 
 
 STATE_BYTES = 12

@@ -7,10 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from first_day import CHAT_TEMPLATE
 from kills import kill
 from laminar_runs import LaminarRun, StartRun
 from served_process import Served
@@ -37,19 +40,27 @@ ALL_KILLS = {**KILLS, 8: "agents-0", 11: "placement"}
 
 @pytest.fixture(scope="module", params=[KILLS, pytest.param(ALL_KILLS, marks=pytest.mark.soak)], ids=["two", "all"])
 def run(
-    start_run: StartRun, broker: Broker, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    start_run: StartRun,
+    broker: Broker,
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    model_folder: Path,
 ) -> LaminarRun:
     """Its agents report after all kills: on a busy machine its only step would end before."""
     kills: dict[int, str] = request.param
     hold = tmp_path_factory.mktemp("agents") / "hold"
     hold.touch()
+    model = hold.with_name("model")
+    shutil.copytree(model_folder, model)
+    (model / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     run = start_run(
         f"agents-{len(kills)}-kills",
         f"kafka.bootstrap_servers={broker.bootstrap_servers}",
+        f"model.path={model}",
         "run.layout=isolated",
         "prompts.environment=agent",
         "prompts.heldout=0",
-        "prompts.max_new_tokens=200",
+        "prompts.max_new_tokens=300",
         f"agents.function={AGENT}",
         f"agents.env={{LAMINAR_TEST_HOLD='{hold}'}}",
         "agents.concurrency=4",
@@ -60,7 +71,8 @@ def run(
         f"trainer.optimizer_steps={STEPS}",
         f"experience.global_batch={BATCH}",
     )
-    run.pid_of("gateway-0")  # the topics exist by then
+    for role in ("gateway-0", "gateway-1"):  # the topics exist by then
+        run.until(lambda role=role: _listens(run, role), 100, f"{role} at the port of the run")
     for count, role in kills.items():
         run.until(lambda count=count: len(records(broker, run, PROGRESS, TurnEnded)) >= count, 200, f"{count} turns")
         SOCKETS.update(listening_sockets(run.processes()))
@@ -68,6 +80,13 @@ def run(
     hold.unlink()
     assert run.wait(240) == 0, run.output()
     return run
+
+
+def _listens(run: LaminarRun, role: str) -> bool:
+    with suppress(FileNotFoundError):
+        port = json.loads((run.folder / ADDRESS_FILE).read_text())["port"]
+        return ("127.0.0.1", port) in listening_sockets([psutil.Process(run.pid_of(role))])
+    return False
 
 
 def records(broker: Broker, run: LaminarRun, topic: Topic, kind: type) -> list[Any]:
@@ -98,6 +117,7 @@ def test_trajectory_has_the_tokens_and_reward_of_its_agent(run: LaminarRun, brok
         assert trajectory.error is None
         drawn, seen = trajectory.response.loss_mask.to_pylist(), json.loads(trajectory.text)
         aside = trajectory.conversations[1].start
+        assert trajectory.conversations[0].prompt_tokens > len("<user><assistant>")  # the template's bytes
         assert drawn[0]
         assert [sum(drawn[:aside]), sum(drawn[aside:])] == [seen["drawn"], seen["aside"]]  # the usage in its responses
         messages = json.loads(trajectory.conversations[0].messages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
 from infra.models.weights import save_weights
 from infra.store.weight_store import WeightStore
+from pipelines import serve_versions
 from pipelines.config import parse_config
 from schemas.records import PolicyVersion
 
@@ -80,6 +82,20 @@ def test_a_version_that_is_not_there_is_an_error(served: Served) -> None:
     event = served.event()
     assert event["finish"] == "failed"
     assert "it has 1.1, 1.2" in event["error"]
+
+
+def test_process_has_a_low_priority_and_few_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def lower(by: int) -> None:
+        raise InterruptedError(by)
+
+    monkeypatch.setattr(os, "nice", lower)
+    with pytest.raises(InterruptedError, match="5"):  # the process of the other tests has another
+        serve_versions.main(tmp_path)
+    (tmp_path / "model").mkdir()
+    settings = "[gateway]\nserve_threads = 2\nserve_requests = 3\n"
+    config = parse_config(tomllib.loads(CONFIG.format(folder=tmp_path) + settings), "config")
+    rollout = serve_versions._spec(config).config
+    assert (rollout.threads, rollout.slots) == (2, 3)
 
 
 def test_process_is_the_first_to_be_killed_without_memory(served: Served) -> None:

@@ -82,6 +82,14 @@ def test_every_example_repository_fails_its_tests(row: dict[str, Any]) -> None:
     assert not load("repair_agent").Repository(row["files"], row["tests"]).run_tests()[0]
 
 
+def test_calculator_agent_gets_results_and_reports_its_answer() -> None:
+    client = Client("<calc>4 + 5", "<calc>none", "so #9")
+    report = load("calculator_agent").solve(client, {"text": "4 + 5 =", "reference": {"answer": 9}})
+    assert report == {"answer": "so #9", "reward": 1.0}
+    said = [each["content"] for each in client.requests[-1] if each["role"] == "user"]
+    assert said == ["4 + 5 =", "<result>9</result>", "<error>not a sum</error>"]
+
+
 @pytest.mark.parametrize(
     ("answers", "reward"), [(["#9", "#15"], 1.0), (["#8", "#14"], 0.5), (["#8", "#15"], 0.0), (["none"], 0.0)]
 )

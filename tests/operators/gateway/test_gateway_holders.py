@@ -17,7 +17,7 @@ from gateway_harness import NAME, ScriptedRun, chat, user
 from operators.gateway import served_versions
 from operators.gateway.app import MAX_EPISODE_REQUESTS, Gateway
 from operators.gateway.claims import ClaimRequests, Claims
-from operators.gateway.served_versions import ServedVersions
+from operators.gateway.served_versions import ServedSampling, ServedVersions
 from operators.io.episode_keys import PEOPLE, WORKERS
 from schemas.records import EpisodeEnd
 
@@ -108,6 +108,22 @@ def test_a_serving_process_that_ends_is_started_again(tmp_path: Path) -> None:
         assert body["choices"][0]["message"]["content"] == "new"
 
     play(ScriptedRun(), PEOPLE, tmp_path, scenario)
+
+
+def test_people_have_no_more_requests_at_once_than_configured(tmp_path: Path) -> None:
+    async def main() -> None:
+        served = ServedVersions(COMMAND, 2, tmp_path / "serving.log")
+        held = [served.follow("v1", [1], ServedSampling(3, ())) for _ in range(2)]
+        for each in held:
+            assert (await anext(each)).token_ids
+        third = asyncio.create_task(anext(served.follow("v1", [1], ServedSampling(3, ()))))
+        await served.versions()  # a request that was sent before it would have its response
+        assert not third.done()
+        await held[0].aclose()
+        assert (await third).token_ids
+        served.close()
+
+    asyncio.run(main())
 
 
 def test_close_kills_a_process_group_only_until_it_is_reaped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def test_drawn_calls_are_parsed_and_results_are_rendered(name: str) -> None:
     said = response_message(form, TURN, drawn)
     (made,) = said["tool_calls"]
     assert (made["function"]["name"], json.loads(made["function"]["arguments"])) == ("add", {"a": 1})
-    assert said["content"] is None
+    assert said["content"] == ("I add." if name == "hermes" else None)
     result = {"role": "tool", "tool_call_id": made["id"], "content": "7777"}
     following = form.tokenizer.decode(form.next_tokens([QUESTION, said, result], TOOLS, 2, drawn[-1]))
     assert following.count("7777") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,26 @@ def test_turns_append_their_tokens_and_are_drawn_by_the_model() -> None:
     expected = logprobs_of(known.token_ids[:5], known.token_ids[5:])
     drawn = known.drawn[5:]
     np.testing.assert_allclose(known.logprobs[5:][drawn], expected[drawn], atol=1e-4)
+
+
+@pytest.mark.parametrize(("episodes", "kept"), [(0, [False, False]), (1, [True, False]), (2, [True, True])])
+def test_kv_of_waiting_episodes_is_kept_within_the_bound(episodes: int, kept: list[bool]) -> None:
+    """In memory for `episodes` of them; the next turn of each begins with its KV or computes it again."""
+
+    def second_turns(kv_bytes: int) -> tuple[list[bool], int]:
+        it = agent_engine(kv_bytes)
+        submitted: list[Request] = []
+        it._engine.submit, submit = lambda each: (submitted.append(each), submit(each)), it._engine.submit  # type: ignore
+        for number in range(2):
+            it.submit(request_of(replace(assignment(), prompt=question(number))))
+            play(it, replace(FIRST, trajectory_id=f"p{number}.0"))
+        one = next((len(each.kv.data) for each in it._active.values() if each.kv is not None), 0)
+        for number in range(2):
+            play(it, replace(SECOND, trajectory_id=f"p{number}.0"))
+        return [each.partial is not None and each.partial.kv is not None for each in submitted[2:]], one
+
+    _, one = second_turns(10**8)
+    assert second_turns(one * episodes)[0] == kept
 
 
 def test_a_branch_is_generated_from_recorded_tokens() -> None:

@@ -22,6 +22,7 @@ from pipelines.run.learnability import doubtful_settings, unlearnable
 from pipelines.run.preflight import (
     host_problems,
     missing_requirements,
+    model_problems,
     port_problems,
     store_problems,
     unknown_environments,
@@ -133,6 +134,19 @@ def test_environments_that_prompts_name_must_exist() -> None:
         problem == "prompts.environment: there is no environment 'gess' in rollout.environments; did you mean 'guess'?"
     )
     assert problem in list(missing_requirements(config))
+
+
+def test_gateway_with_a_chat_template_needs_one(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+    config = config_of(model={"path": str(tmp_path)}, gateway={"template": "chat"}, prompts={"task": "gcd"})
+    (problem,) = model_problems(config)
+    assert problem.startswith(f"gateway.template is 'chat', but {tmp_path} has no chat template")
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert not list(model_problems(config))
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "chat_template.jinja").touch()
+    assert not list(model_problems(config))
 
 
 def test_host_checks_name_missing_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
