@@ -5,7 +5,7 @@
 
 Both runs of a seed start from the same warm start, draw the same questions and make the same number of optimizer steps:
 `examples/calculator.toml` has the tool in the rollout, `examples/agents.toml` calls the gateway with the package openai
-(extra `agents`). The agent's context is longer, because the chat template marks its turns. Each result is saved as soon
+(extra `agents`). Each result is saved as soon
 as it is measured; run again, the command measures only what is missing. `--known` only prints saved results.
 """
 

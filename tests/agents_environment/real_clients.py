@@ -84,7 +84,7 @@ def test_openai_takes_turns_of_one_conversation(key: str) -> None:
     assert (state["turns"], state["segments"]) == (3, 1)
 
 
-def test_openai_async_requests_run_together(key: str) -> None:
+def test_openai_async_requests_are_all_answered(key: str) -> None:
     async def main() -> list[Any]:
         client = openai.AsyncOpenAI(base_url=URL, api_key=key)
         asked = [client.chat.completions.create(model="laminar", messages=ASK, max_tokens=4) for _ in range(3)]
