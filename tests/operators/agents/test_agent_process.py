@@ -22,6 +22,7 @@ from record_factories import prompt, shard
 
 from infra.certificates import write_gateway_files, write_relay_files
 from infra.files import read_secret
+from operators.agents import run_agents
 from operators.agents.agent_process import AgentTask, WrongKey, base_url, environment_of, play_episode
 from operators.agents.config import AgentsConfig
 from operators.agents.function_server import FunctionServer, report_of
@@ -240,6 +241,24 @@ def test_key_that_the_gateway_rejects_ends_the_role(tmp_path: Path, reports: Rep
 
     with pytest.raises(WrongKey, match=r"is gateway.secret_file the same file for the roles agents and gateway\?"):
         fold_on()
+    fold.close()
+
+
+def test_no_more_agents_run_at_once_than_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, proceed = [], threading.Event()
+    monkeypatch.setattr(run_agents, "play_episode", lambda *of, **options: (started.append(of), proceed.wait(60)))
+    step = RunAgents(AgentsConfig(command=("true",), concurrency=2), shard("agents"), tmp_path, tmp_path / "s", 1, 0)
+    fold = step.restore(Restored("agents", 1, (), {}, {}))
+    assigned = [Assignment(prompt(0, 4, environment="agent"), at, 1, 1, 0, 1, None, None, 0) for at in range(4)]
+    records = tuple(ReceivedRecord("inbox", 0, at, each) for at, each in enumerate(assigned))
+    fold.fold(Polled("agents", 1, records, (), {}, caught_up=True))
+    while len(started) < 2:
+        time.sleep(0.001)
+    playing = [each for each in threading.enumerate() if each.name.startswith("agent-")]
+    assert (len(playing), len(fold._waiting)) == (2, 2)
+    proceed.set()
+    while len(started) < 4:
+        time.sleep(0.001)
     fold.close()
 
 
