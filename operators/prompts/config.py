@@ -85,7 +85,7 @@ class TaskConfig:
 
     environment: str = ""
     """The one of `rollout.environments` that responds to the model's turns, or a built-in one, `module:Class` or
-    `file.py:Class`, which is added to them; `agent`: agents play the prompts; empty: none, and a response is one turn."""
+    `file.py:Class`, which is added to them; `agent`: agents play the prompts; empty: none, a response is one turn."""
 
     samples_per_prompt: int = 8
     """Trajectories generated for each prompt: the size of a group."""
