@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -38,6 +38,7 @@ from operators.gateway.chat_api import (
 )
 from operators.gateway.claims import ClaimRequests
 from operators.gateway.config import GatewayConfig
+from operators.gateway.connected import while_connected
 from operators.gateway.conversation import TurnPlan, plan_completion, plan_turn
 from operators.gateway.episode_table import EpisodeTable, OpenEpisode
 from operators.gateway.errors import ApiError, invalid
@@ -49,7 +50,6 @@ from operators.io.episode_keys import PEOPLE, WORKERS, EpisodeKeys
 from schemas.codec import ValueTooLarge
 from schemas.records import TokenRange
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 REPORTED = (ApiError, ValueTooLarge, DeliveryFailed, TimeoutError)
@@ -333,23 +333,6 @@ class Gateway:
 def _check_episode(name: str) -> None:
     if name in (PEOPLE, WORKERS):
         raise ApiError(403, "this key is not that of an episode", "permission_error")
-
-
-async def while_connected(request: Request, work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled once the client of `request`, whose body has been read, has gone.
-
-    A turn continues at its owner: a repetition of the request gets its response. Raises ClientDisconnect.
-    """
-    working, gone = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
-    try:
-        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        for each in (working, gone):
-            each.cancel()
-        await asyncio.gather(working, gone, return_exceptions=True)
 
 
 async def last_of(responses: AsyncGenerator[RecordedResponse]) -> RecordedResponse:

@@ -254,8 +254,7 @@ def test_no_more_agents_run_at_once_than_configured(tmp_path: Path, monkeypatch:
     fold.fold(Polled("agents", 1, records, (), {}, caught_up=True))
     while len(started) < 2:
         time.sleep(0.001)
-    playing = [each for each in threading.enumerate() if each.name.startswith("agent-")]
-    assert (len(playing), len(fold._waiting)) == (2, 2)
+    assert (len(fold._threads), len(fold._waiting)) == (2, 2)
     proceed.set()
     while len(started) < 4:
         time.sleep(0.001)
