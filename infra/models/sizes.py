@@ -35,6 +35,17 @@ def parameter_count(folder: Path) -> int:
     return size // ELEMENT_BYTES.get(str(dtype), 4)
 
 
+def adapter_parameters(folder: Path, rank: int) -> int:
+    """The parameters of adapters of `rank` for all matrices of the layers of the model in `folder`, at most about.
+
+    An adapter of a matrix of m x n has rank (m + n) parameters. In Llama's layers, with any width of their MLP from
+    the hidden size h on, these are together less than 3 rank / h of the matrices' own.
+    """
+    config, parameters = readable_config(folder), parameter_count(folder)
+    width = next((int(config[name]) for name in ("hidden_size", "n_embd") if config.get(name)), 0)
+    return min(parameters, 3 * rank * parameters // width) if width else parameters
+
+
 def kv_values(config: Mapping[str, Any]) -> int:
     """How many numbers the keys and values of one token are, in all layers, by a model's config.json.
 

@@ -16,6 +16,7 @@ from infra.escaping import print_escaped
 from pipelines.inspect.run_folders import (
     RUNS,
     NoSuchRun,
+    config_file,
     find_run,
     folder_of,
     laminar_command,
@@ -270,6 +271,8 @@ def read_state(run: str | None, runs: Path) -> dict[str, str]:
     if found.status == "running" and not (state["bootstrap_servers"] or state["client_properties"]):
         raise RunStarting(f"run {found.run} is starting and has no topics yet: try again in a moment")
     if not state["run"] or not (state["bootstrap_servers"] or state["client_properties"]):
+        if found.supervised and config_file(found.folder) is None:
+            raise typer.BadParameter(f"run {found.run} ended before its topics were created: name another with --run")
         raise typer.BadParameter(f"{found.folder} has no address of the run's Kafka: give --bootstrap-server")
     return state
 

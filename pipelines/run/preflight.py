@@ -12,9 +12,10 @@ from pathlib import Path
 
 from infra.listening import port_problem
 from infra.models.demo_config import PHRASES
-from infra.models.sizes import parameter_count, unsupported_features
+from infra.models.sizes import adapter_parameters, parameter_count, unsupported_features
 from infra.sizes import size_text
 from operators.gateway.config import GatewayConfig
+from operators.trainer.config import WITH_CRITIC
 from pipelines.config import Config, ConfigError
 from pipelines.distribution import install_extra
 from pipelines.inspect.run_folders import laminar_command
@@ -152,14 +153,17 @@ def host_problems(config: Config, *, new: bool) -> Iterator[str]:
     unwritable = _unwritable("run.folder", config.run_folder)
     if unwritable is not None:
         yield unwritable
-    if parameters := _parameters(config):
+    checkpoints = config.trainer.checkpoint_folder or str(config.run_folder)
+    if config.trainer.checkpoint_folder and "://" not in checkpoints:
+        unwritable = _unwritable("trainer.checkpoint_folder", Path(checkpoints))
+        if unwritable is not None:
+            yield unwritable
+    if "://" not in checkpoints and unwritable is None and (trained := _trained_parameters(config)):
         kept = config.trainer.checkpoints_kept + 1 if new else 1
-        checkpoints = config.trainer.checkpoint_folder or str(config.run_folder)
-        if "://" not in checkpoints and not (unwritable and checkpoints == str(config.run_folder)):
-            key = "trainer.checkpoint_folder" if config.trainer.checkpoint_folder else "run.folder"
-            advice = "free some space, or lower trainer.checkpoints_kept"
-            what = f"{kept} checkpoints of {parameters} parameters"
-            yield from _room(key, Path(checkpoints), kept * parameters * STATE_BYTES, what, advice)
+        key = "trainer.checkpoint_folder" if config.trainer.checkpoint_folder else "run.folder"
+        advice = "free some space, or lower trainer.checkpoints_kept"
+        what = f"{kept} checkpoints of {trained} trained parameters"
+        yield from _room(key, Path(checkpoints), kept * trained * STATE_BYTES, what, advice)
     yield from store_problems(config)
 
 
@@ -196,6 +200,14 @@ def _parameters(config: Config) -> int:
     """The parameters of the model; 0 if it is emulated, does not exist yet, or is not on this machine."""
     folder = Path(config.model.path)
     return parameter_count(folder) if config.model.path and not config.emulated and folder.is_dir() else 0
+
+
+def _trained_parameters(config: Config) -> int:
+    """The parameters in a checkpoint, about: those of the adapters or the whole policy, and of a critic."""
+    parameters, learner = _parameters(config), config.trainer.learner
+    adapters = adapter_parameters(Path(config.model.path), learner.lora.rank) if learner.lora.rank else parameters
+    critic = parameters if learner.algorithm.name in WITH_CRITIC else 0
+    return min(adapters, parameters) + critic
 
 
 def _existing(folder: Path) -> Path:

@@ -28,6 +28,7 @@ MAX_POINTS = 4096
 ERROR = "reward_error"
 HELD_OUT = trajectory_id("evaluation", 0, 0)[0]
 """First letter of the trajectory ids of evaluation."""
+REFUSED_OPTION = "--set prompts.max_refused_share"
 COLUMNS = ("trajectory_id", ERROR, "scored_at")
 """The columns of the experiences topic that `first_error_lines` reads."""
 
@@ -154,7 +155,9 @@ class RunGuard:
         for task, (drawn, share) in drawn_and_refused(state.prompts).items():
             limit = self._limits.get(task, 1.0)
             if drawn >= MIN_DRAWN and share > limit:
-                raise RunFailing(self._refused_message(task, share, limit, refused_text(state.prompts)))
+                accepted = f"{min(1.0, share + 0.005):.2f}"
+                message = self._refused_message(task, share, limit, refused_text(state.prompts), accepted)
+                raise RunFailing(message, resume="" if self._has_tasks else f"{REFUSED_OPTION}={accepted}")
         self.check_end(state, experiences, self._correct_until if errors > self._earlier_errors else 0)
 
     def check_end(self, state: RunState, experiences: Experiences, since: int = 0) -> None:
@@ -184,12 +187,11 @@ class RunGuard:
             f"{f'; errors in {errors}' if errors else ''}{how}"
         )
 
-    def _refused_message(self, task: str, share: float, limit: float, refused: str) -> str:
-        accepted = min(1.0, share + 0.005)
-        how = f"`{run_command(self._folder, 'runs resume', f'--set prompts.max_refused_share={accepted:.2f}')}`"
+    def _refused_message(self, task: str, share: float, limit: float, refused: str, accepted: str) -> str:
+        how = f"`{run_command(self._folder, 'runs resume', f'{REFUSED_OPTION}={accepted}')}`"
         if self._has_tasks:
             resume = run_command(self._folder, "runs resume")
-            how = f"max_refused_share = {accepted:.2f} of this task in the run's config.toml, then `{resume}`"
+            how = f"max_refused_share = {accepted} of this task in the run's config.toml, then `{resume}`"
         return (
             f"the run was stopped: {100 * share:.1f} % of the rows of task {task!r} are refused, more than "
             f"prompts.max_refused_share = {limit:g}; refused so far: {refused}. "

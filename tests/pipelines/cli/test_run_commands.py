@@ -61,6 +61,15 @@ def runs(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> Runs:
     return lambda *words: command("runs", *words, "--folder", str(tmp_path))
 
 
+def test_command_names_a_run_without_topics(command: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    (tmp_path / "early").mkdir()
+    ended = {"release": RELEASE, "run": "early", "started_at": 1.0, "ended_at": 2.0, "error": "SIGINT"}
+    (tmp_path / "early" / "state.json").write_text(json.dumps(ended))
+    code, _, err = command("samples", "--run", str(tmp_path / "early"))
+    assert code == 2
+    assert "run early ended before its topics were created" in " ".join(err.replace("│", " ").split())
+
+
 def test_runs_logs_prints_last_lines(runs: Runs) -> None:
     code, out, _ = runs("logs", "-n", "2", "--run", "first")
     assert code == 0

@@ -54,6 +54,7 @@ def test_guard_stops_a_run_with_too_many_refused_rows(drawn: int, share: float, 
         "laminar runs resume --run first --set prompts.max_refused_share=0.07",
     ):
         assert expected in str(failure.value)
+    assert failure.value.resume == "--set prompts.max_refused_share=0.07"
 
 
 def test_guard_names_the_file_for_a_task_of_a_mixture() -> None:

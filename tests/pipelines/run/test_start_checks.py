@@ -158,9 +158,14 @@ def test_host_checks_name_missing_room(tmp_path: Path, monkeypatch: pytest.Monke
     config = config_of(run={"name": "checked", "folder": str(tmp_path / "runs")}, model={"path": str(model)})
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=15 << 30))
     (disk,) = host_problems(config, new=True)
-    assert disk.startswith(f"run.folder: {tmp_path} has 15.0 GiB free, but 3 checkpoints of 536870912 parameters")
+    assert disk.startswith(f"run.folder: {tmp_path} has 15.0 GiB free, but 3 checkpoints of 536870912 trained param")
     assert "need 18.0 GiB: free some space, or lower trainer.checkpoints_kept" in disk
     assert list(host_problems(config, new=False)) == []
+    (model / "config.json").write_text(json.dumps({"torch_dtype": "bfloat16", "hidden_size": 1024}))
+    lora = {"lora": {"rank": 16}}
+    assert list(host_problems(replace(config, trainer=config_of(trainer={"learner": lora}).trainer), new=True)) == []
+    ppo = config_of(trainer={"learner": {**lora, "algorithm": {"name": "ppo"}}}).trainer
+    assert "checkpoints of 562036736 trained parameters" in next(host_problems(replace(config, trainer=ppo), new=True))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 30))
     assert [each.partition(":")[0] for each in host_problems(config, new=True)] == ["run.folder", "relay.store"]
     store = tmp_path / "store"
@@ -183,6 +188,11 @@ def test_host_checks_name_a_folder_without_files(tmp_path: Path) -> None:
     (problem,) = host_problems(config, new=True)
     assert problem.startswith("run.folder: /proc/laminar/checked cannot be written: no file can be created in /proc (")
     assert problem.endswith("): set another run.folder")
+    config = config_of(run={"name": "checked", "folder": str(tmp_path)}, trainer={"checkpoint_folder": "/proc/ckpt"})
+    (problem,) = host_problems(config, new=True)
+    assert problem.startswith(
+        "trainer.checkpoint_folder: /proc/ckpt cannot be written: no file can be created in /proc"
+    )
 
 
 @pytest.mark.parametrize(
