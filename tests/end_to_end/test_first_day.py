@@ -316,6 +316,16 @@ def test_accuracy_is_the_share_of_full_rewards_beside_the_mean(ended: Answer, sh
         assert re.search(rf"^  {label} +[\d.]+ → [\d.]+$", ended.text, re.M), label
 
 
+def test_checkpoints_of_a_run_that_learned_are_its_weights(ended: Answer, shell: Shell, tmp_path: Path) -> None:
+    model = shell.here / "runs" / "first" / "model"
+    final = (model / "model.safetensors").read_bytes()
+    model.rename(tmp_path / "moved")  # the newest version has another place: its checkpoint
+    codes = [shell("weights", "pull", each, str(tmp_path / each)).code for each in ("1.2", "1.4")]
+    (tmp_path / "moved").rename(model)
+    first, last = ((tmp_path / each / "model.safetensors").read_bytes() for each in ("1.2", "1.4"))
+    assert (codes, last == final, first == last) == ([0, 0], True, False)
+
+
 def test_replay_reports_how_weights_and_rewards_differ(ended: Answer, shell: Shell) -> None:
     again = shell("train", "replay", "first")
     assert (again.code, "the weights equal the run's, bit by bit" in again.text) == (0, True)
