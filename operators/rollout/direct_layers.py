@@ -21,7 +21,8 @@ from operators.rollout.llama_layout import LlamaLayer, fuse_projections
 from operators.rollout.step_plan import Decode, Prefill, Verify
 
 LEAST_TOKENS = 4
-"""Matrix products over fewer tokens sum in another order, so smaller passes are padded."""
+"""Matrix products over fewer tokens sum in another order, so smaller passes are padded. MKL on processors with AVX-512
+does so below 16 tokens if the inputs are 96 or more: there the last bits of logprobs depend on the number of rows."""
 WIDTH_UNIT = CONTEXT_UNIT
 """Attention over another multiple of so many positions sums in the same order, so that logits of a row do not depend
 on the lengths of others."""

@@ -27,7 +27,7 @@ def check_start(draft: ConfigDraft, stops: StopRequests, *, as_json: bool = Fals
     try:
         with stops.interruptible(), ProgressPrinter("checks the settings and this machine", only_slow=True) as progress:
             known = known_problems(draft)
-            if known and draft.config.run.check_timeout_s:
+            if known and draft.config.run.check_timeout_s and not any(name_problems(draft.config)):
                 found = _tried(draft, known, progress.begin, lambda line: print_wrapped(line, err=True))
                 raise ConfigProblems(found.problems, are_printed=True)
             if known:

@@ -225,7 +225,11 @@ def test_submitted_pipelines_pass_the_audit(submitted: Submitted) -> None:
         (("scores", "CONFIG"), 2, "'scores' is not a pipeline; did you mean 'score'? Choose one of autoscaler"),
         (("score", "nowhere.toml"), 2, "config file nowhere.toml does not exist"),
         (("score", "CONFIG", "--set", "run.name=''"), 2, "run.name is not set"),
-        (("rollout", "CONFIG", "--replica", "8"), 2, "would host replica 8, but the inbox topic has 8 partitions"),
+        (
+            ("rollout", "CONFIG", "--replica", "8"),
+            2,
+            "would host replica 8 (rollout.replicas), but the inbox topic has 8 par",
+        ),
         (("score", "CONFIG", "--replica", "1"), 2, "--replica is only for rollout"),
         (("trainer", "CONFIG", "--set", "model.path=''"), 2, "model.path is not set"),
         (("score", "CONFIG", "--runner", "spark"), 2, "spark"),

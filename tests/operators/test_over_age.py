@@ -167,7 +167,7 @@ def test_wait_takes_groups_in_prompt_order() -> None:
     ("table", "message"),
     [
         ({"experience": {"over_age": "correct!"}}, "over_age"),
-        ({"experience": {"over_age": "wait", "shards": 2}}, "needs shards = 1, not 2"),
+        ({"experience": {"over_age": "wait", "shards": 2}, "kafka": {"partitions": 2}}, "needs shards = 1, not 2"),
         (
             {"experience": {"over_age": "wait"}, "placement": {"refresh": "interrupt"}},
             "placement.refresh = 'interrupt'",

@@ -129,7 +129,7 @@ TRANSACTIONS = (
     Fix(
         "a reader that an open transaction blocks says so",
         "operators/io/source.py",
-        (("if idle and (stalled :=", "if False and (stalled :="),),
+        (("if stalled := self._stalls.stalled(positions, ends):", "if stalled := ():"),),
         "tests/operators/io/test_shard_source.py::test_source_names_the_transaction_that_blocks_it",
     ),
     Fix(
