@@ -156,7 +156,7 @@ def heldout_reward(loop: Loop) -> float:
 
 def row_of(task: str, options: argparse.Namespace, done: Results) -> dict[str, Any]:
     """The results of `task` by seed; empty without results."""
-    keys = (key_of(task, seed, options.heldout, options.set) for seed in options.seeds)
+    keys = (key_of(task, seed, options.heldout, WarmStartConfig(), options.set) for seed in options.seeds)
     found = [each for key in keys if (each := done.get(key))]
     return {key: [each[key] for each in found] for key in ("reward", "greedy", "training", "cpu")} if found else {}
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils import GENERATION_CONFIG_NAME
 
+from infra.json_text import decode_json
 from infra.models.checkpoint_folder import require_weights
 from infra.models.checkpoint_names import checkpoint_tensors
 from infra.models.local_part import local_part
@@ -35,6 +36,8 @@ def empty_model(folder: Path) -> PreTrainedModel:
         if (folder / GENERATION_CONFIG_NAME).is_file():
             model.generation_config = _generation_config(folder)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
+        if getattr(error, "errno", None) is not None:
+            raise  # of the file system, which may work again
         raise ValueError(f"the model in {folder} cannot be loaded as a causal language model: {error}") from error
     return model.eval()
 
@@ -42,12 +45,13 @@ def empty_model(folder: Path) -> PreTrainedModel:
 def _generation_config(folder: Path) -> GenerationConfig:
     """The settings in `folder` with which engines generate and end a response; only its tokens if transformers would
     not save the others, as some published folders have them."""
-    found = GenerationConfig.from_pretrained(folder, local_files_only=True)
     try:
+        found = GenerationConfig.from_pretrained(folder, local_files_only=True)
         found.validate(strict=True)
     except ValueError:
+        table = decode_json((folder / GENERATION_CONFIG_NAME).read_bytes())
         names = ("bos_token_id", "eos_token_id", "pad_token_id")
-        return GenerationConfig(**{name: getattr(found, name) for name in names})
+        return GenerationConfig(**{name: table.get(name) for name in names if isinstance(table, dict)})
     return found
 
 

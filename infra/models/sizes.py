@@ -67,10 +67,14 @@ def unsupported_features(folder: Path) -> str | None:
     layers = config.get("layer_types")
     others = sorted({str(each) for each in layers} - {"full_attention"}) if isinstance(layers, list) else []
     names = ["attn_logit_softcapping", "final_logit_softcapping"]
-    if not isinstance(layers, list) and config.get("use_sliding_window", True):
+    windows = config.get("use_sliding_window", config.get("model_type") in ("mistral", "mixtral"))
+    all_full = (config.get("max_window_layers") or 0) >= (config.get("num_hidden_layers") or 1)
+    if not isinstance(layers, list) and windows and not all_full:
         names.append("sliding_window")
     found = [f"{name} = {config[name]}" for name in names if config.get(name)]
-    scales = [f"{name} = {config[name]}" for name in ("logits_scaling", "logit_scale") if config.get(name, 1) != 1]
+    scales = [
+        f"{name} = {config[name]}" for name in ("logits_scaling", "logit_scale") if config.get(name) not in (None, 1)
+    ]
     return ", ".join([*(f"layers of {each}" for each in others), *found, *scales]) or None
 
 

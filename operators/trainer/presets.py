@@ -204,7 +204,9 @@ def unused_settings(config: LearnerConfig) -> Iterator[str]:
         yield warning
     keys = ("correction", "correction_level", "correction_low", "correction_cap")
     chosen = [key for key in keys if getattr(algorithm, key) not in (None, "none")]
-    if chosen and (preset.proximal == "behaviour" or preset.correction.kind == "none"):
+    low, cap = algorithm.correction_low or 0.0, algorithm.correction_cap
+    is_one = low <= 1.0 and (cap is None or cap >= 1.0)  # within the bounds
+    if chosen and is_one and (preset.proximal == "behaviour" or preset.correction.kind == "none"):
         reason = 'proximal = "behaviour"' if preset.proximal == "behaviour" else 'correction = "none"'
         yield (
             f"trainer.learner.algorithm has an off-policy weight without effect ({', '.join(chosen)}): with {reason} "

@@ -17,7 +17,10 @@ from infra.models.sizes import unsupported_features
         ({}, None),
         ({"layer_types": ["full_attention"] * 2, "sliding_window": 4096}, None),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layers of sliding_attention"),
-        ({"sliding_window": 4096}, "sliding_window = 4096"),
+        ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window = 4096"),
+        ({"model_type": "qwen2", "sliding_window": 4096}, None),  # whose default is not to use it
+        ({"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 2}, None),
+        ({"logits_scaling": None, "logit_scale": None}, None),
         ({"sliding_window": None}, None),
         ({"sliding_window": 4096, "use_sliding_window": False}, None),
         ({"attn_logit_softcapping": 50.0, "final_logit_softcapping": None}, "attn_logit_softcapping = 50.0"),
