@@ -104,12 +104,14 @@ class KafkaClients:
         return connection_problem(self._client.admin(), timeout_s=2.0)
 
     def producer(self, transactional_id: str, transaction_timeout_s: float) -> TransactionalProducer:
+        given, transaction_ms = self._client.producer(), int(transaction_timeout_s * 1000)
+        own = (int(given.get(name, 0)) for name in ("delivery_timeout_ms", "request_timeout_ms"))
         return TransactionalProducer(
             **RECONNECT
             | self._client.producer(
                 transactional_id=transactional_id,
-                transaction_timeout_ms=int(transaction_timeout_s * 1000),
-                delivery_timeout_ms=max(DELIVERY_MS, int(transaction_timeout_s * 1000)),
+                transaction_timeout_ms=transaction_ms,
+                delivery_timeout_ms=max(DELIVERY_MS, transaction_ms, *own),
                 acks="all",
                 linger_ms=0,
                 retry_backoff_ms=RETRY_BACKOFF_MS,

@@ -10,9 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from operators.experience.members import RowRun
-from operators.io.validation import MAX_PROMPTS_AHEAD
 from schemas.metric_labels import labelled
 from schemas.records import LevelReply, LevelRequest, LevelSuccess
+
+MAX_AHEAD = 1_000_000
+"""Prompts by which a level may begin after the last prompt with an answer: more than any lead and open groups."""
 
 
 class Success(NamedTuple):
@@ -123,7 +125,7 @@ class Curricula:
             return None
         if reply.level >= curriculum.levels:
             return f"level {reply.level} of task {reply.task!r}, which has {curriculum.levels} levels"
-        if highest is not None and reply.first_prompt > highest + MAX_PROMPTS_AHEAD:
+        if highest is not None and reply.first_prompt > highest + MAX_AHEAD:
             return f"a level from prompt {reply.first_prompt} on, but the last prompt with an answer is {highest}"
         curriculum.handle_reply(reply)
         return None
@@ -146,7 +148,8 @@ class Curricula:
             return
         for block, first, last in runs:
             for row in range(first, last):
-                self._highest = max(block.numbers[row], self._highest or 0)
+                if block.numbers[row] >= 0:  # imported groups have others
+                    self._highest = max(block.numbers[row], self._highest or 0)
                 task = block.tasks[row]
                 curriculum = self._by_task.get("", self._by_task.get(task))
                 if curriculum is not None:

@@ -37,6 +37,8 @@ MAX_SESSIONS_WITHOUT_COMMIT = 8
 """Consecutive sessions that may be lost without a commit of their own; beyond it the cause is permanent."""
 MAX_SLOW_SESSIONS = 4
 """Consecutive sessions that may be lost in a transaction that is too slow; beyond it, it is too large for the link."""
+LARGE_BYTES = 1 << 20
+"""Of a transaction that may be too large for a link; a smaller one is slow because of the brokers."""
 MAX_PAUSE_S = 5.0
 MAX_PAYLOAD_BYTES = MAX_VALUE_BYTES - 64 * 1024
 """Of a dead letter; the remainder is for its other fields."""
@@ -213,7 +215,9 @@ class ShardSource:
         if before is not None:
             lost = before.lost or SessionLost(f"{self.config.group}: closed")
             self._sessions_without_commit = 0 if before.progress.made else self._sessions_without_commit + 1
-            if self._sessions_without_commit >= MAX_SLOW_SESSIONS and isinstance(lost.__cause__, TransactionTooSlow):
+            is_large = before.progress.failed_bytes >= LARGE_BYTES  # a small one was not too slow: Kafka was away
+            is_slow = is_large and isinstance(lost.__cause__, TransactionTooSlow)
+            if is_slow and self._sessions_without_commit >= MAX_SLOW_SESSIONS:
                 raise AlwaysTooSlow(
                     f"{self._sessions_without_commit} sessions in a row were lost, the last in a transaction of "
                     f"{before.progress.failed_bytes} bytes: {lost} (it is {self.config.transaction_timeout_s:g}), and "

@@ -13,7 +13,7 @@ from infra.kafka.note import Note, notes_in, place_of
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic
 from infra.kafka.topic_reader import StoredRecord, read_batches, read_partition
-from operators.io.validation import ManifestOrder
+from operators.io.validation import ManifestOrder, invalid_reason
 from pipelines.config import KafkaConfig
 from pipelines.inspect.audit.decode import DecodedRecord, decode_for_audit
 from pipelines.inspect.audit.fold import AuditFold
@@ -160,7 +160,7 @@ def add_record(fold: AuditFold, record: StoredRecord, snapshot: Snapshot, manife
         fold.undecodable += 1
     where = (record.topic, record.partition)
     for row in record.rows:
-        if row is None or (isinstance(row, WeightVersion) and manifests.invalid_reason(row) is not None):
+        if row is None or (isinstance(row, WeightVersion) and not _is_valid(row, record.transactional, manifests)):
             fold.undecodable += 1
         elif isinstance(row, WeightVersion):
             fold.manifest(row)
@@ -173,6 +173,13 @@ def add_record(fold: AuditFold, record: StoredRecord, snapshot: Snapshot, manife
         elif isinstance(row, DecodedRecord):
             committed = {name: offsets.get(where, 0) for name, offsets in snapshot.committed.items()}
             _add_decoded(fold, row, record.offset, committed)
+
+
+def _is_valid(manifest: WeightVersion, transactional: bool, manifests: ManifestOrder) -> bool:
+    """Whether `manifest` counts. One of the trainer, which writes in transactions, counts with whatever batches: those
+    that it left out are lost.
+    """
+    return (transactional or invalid_reason(manifest) is None) and manifests.invalid_reason(manifest) is None
 
 
 def _add_decoded(fold: AuditFold, record: DecodedRecord, offset: int, committed: Mapping[str, int]) -> None:

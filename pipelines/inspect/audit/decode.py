@@ -1,6 +1,7 @@
 """Decoding for the audit: of records about a trajectory only the key; other columns are only validated.
 
 Records that no role accepts (see `operators.io.validation`) are None: they must neither end the audit nor count in it.
+Manifests are validated by the reader, which knows those before them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from operators.io.validation import MAX_COUNT, MAX_MEMBERS, invalid_reason
 from schemas.block_codec import decode_block
 from schemas.codec import decode
 from schemas.identity import PURPOSES, TrajectoryKey, is_trajectory_id
-from schemas.records import Assignment, Experience, MicroBatch, Trajectory
+from schemas.records import Assignment, Experience, MicroBatch, Trajectory, WeightVersion
 
 _PREFIXES: Mapping[type, str] = {Assignment: "", Trajectory: "", Experience: "trajectory."}
 _BY_NAME = {kind.__name__: kind for kind in _PREFIXES}
@@ -51,7 +52,7 @@ def _is_key(purpose: str, number: int, member: int, samples: int) -> bool:
 def _valid(row: Any) -> Iterator[Any]:
     """`row`, and None if it is invalid, or a micro-batch some of whose trajectories have invalid ids."""
     if not isinstance(row, MicroBatch):
-        yield row if invalid_reason(row) is None else None
+        yield row if isinstance(row, WeightVersion) or invalid_reason(row) is None else None
         return
     names = tuple(filter(is_trajectory_id, row.trajectory_ids))
     is_numbered = 0 <= row.batch <= MAX_COUNT

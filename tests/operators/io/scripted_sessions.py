@@ -10,6 +10,7 @@ from typing import Any
 from infra.kafka.properties import ClientProperties
 from infra.kafka.session import Note, Outgoing, Partition, SessionLost
 from operators.io.config import ShardConfig, TopicInput
+from operators.io.source import LARGE_BYTES
 from schemas.codec import encode
 from schemas.records import Metric
 from schemas.topics import METRICS, REPLICAS
@@ -62,7 +63,7 @@ class ScriptedSession:
 
     @property
     def progress(self) -> SimpleNamespace:
-        return SimpleNamespace(made=self.commits > 1, failed_bytes=0)
+        return SimpleNamespace(made=self.commits > 1, failed_bytes=LARGE_BYTES)
 
     @property
     def ends(self) -> dict[Partition, int]:

@@ -109,6 +109,12 @@ def lose_before_batch(run: Run) -> None:
     run.write(SETTLED, settled("p9.0", batch=1))
 
 
+def lose_at_trainer(run: Run) -> None:
+    run.write(SETTLED, settled("p10.0", batch=2))
+    run.write(BATCHES, micro_batch(2, "p10.0"))
+    write_as_role(run.client, run.run, RELAY, [manifest("1.3", "1.2", 3)])
+
+
 @pytest.fixture(scope="module")
 def correct(broker: Broker) -> Iterator[Run]:
     """An active run without faults. Shared, so tests only read it."""
@@ -134,6 +140,7 @@ def damaged(broker: Broker) -> Iterator[Run]:
     lose_in_buffer(made)
     lose_in_evaluation(made)
     lose_before_batch(made)
+    lose_at_trainer(made)
     made.write(SETTLED, settled("p7.0", "dropped", ""))
     made.write(BATCHES, micro_batch(1, NAMES[0]))
     yield made
@@ -156,6 +163,7 @@ def test_audit_names_exactly_the_planted_faults(damaged: Run) -> None:
         ReachedStage("p8.0", "experience"),
         ReachedStage("p9.0", "experience"),
         ReachedStage("e9.0", "evaluation"),
+        ReachedStage("p10.0", "training"),
         ReachedStage("p11.0", "placement"),
     )
     assert found.trained_twice == ("p0.0",)
@@ -286,6 +294,7 @@ def test_audit_command_names_all_faults(damaged: Run, capsys: pytest.CaptureFixt
         "lost at score: p3.1",
         "lost at experience: p8.0, p9.0",
         "lost at evaluation: e9.0",
+        "lost at training: p10.0",
         "trained twice: p0.0",
         "dropped without a reason: p7.0",
     ):
