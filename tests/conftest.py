@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 import os
 import random
 import re
@@ -75,6 +76,17 @@ def pytest_configure(config: pytest.Config) -> None:
 def killed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The temporary directory of programs that tests kill, which cannot remove their files. Pytest removes it."""
     return tmp_path_factory.mktemp("killed")
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """Commands that a test calls in its own process configure the logging of the process: only until the test ends."""
+    loggers = [logging.getLogger(name) for name in (None, "kafka", "apache_beam")]
+    levels, handlers = [logger.level for logger in loggers], list(loggers[0].handlers)
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+    loggers[0].handlers[:] = handlers
 
 
 @pytest.fixture(scope="module")

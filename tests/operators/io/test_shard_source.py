@@ -224,7 +224,7 @@ def test_busy_source_names_the_transaction_that_blocks_it(
     source = ShardSource(CONFIG, clock=clock)
     for _ in range(9):
         source.next(wait=False)
-    assert caplog.records == []
+    assert not any("waits" in each.message for each in caplog.records)
 
 
 def test_source_opens_a_new_session_if_an_input_was_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
