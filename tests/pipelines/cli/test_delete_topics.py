@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kafka import KafkaProducer
-from record_factories import status
+from record_samples import SAMPLES
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
@@ -12,6 +12,7 @@ from infra.kafka.properties import ClientProperties
 from pipelines.cli import delete
 from pipelines.cli.options import RunClient
 from schemas.codec import encode
+from schemas.records import ReplicaStatus
 from schemas.topics import REPLICAS, RESTORE
 
 
@@ -25,7 +26,7 @@ def test_delete_refuses_topics_that_grow(broker: Broker, run_id: str, monkeypatc
 
     def beat(seconds: float) -> None:
         with KafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
-            value, headers = encode(status(0, None))  # its time is years ago
+            value, headers = encode(SAMPLES[ReplicaStatus])  # its time is years ago
             producer.send(REPLICAS.name(run_id), value, headers=list(headers))
 
     monkeypatch.setattr(delete, "sleep", beat)
