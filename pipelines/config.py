@@ -255,10 +255,10 @@ class Config:
 
 @dataclass(frozen=True)
 class ConfigDraft:
-    """What could be read of the configuration `origin`: `problems` has what could not.
+    """The valid part of the configuration `origin`, in `config`; `problems` has the reasons why the rest is not valid.
 
-    What is said of a setting in `replaced` may not be true of the user's: it was wrong and has its default in
-    `config`, or it depends on such a setting.
+    The user's value of a setting in `replaced` is not in `config`, or its meaning depends on such a value. So checks
+    of `config` report nothing about these settings.
     """
 
     config: Config

@@ -16,12 +16,18 @@ OPTIONAL = ("pandas",)
 @contextmanager
 def hidden_modules(names: Iterable[str] = OPTIONAL) -> Iterator[None]:
     """A context in which these modules cannot be imported, as if they were not installed, unless they are already."""
-    finder = _HidesModules(frozenset(names))
-    sys.meta_path.insert(0, finder)
+    finder = hide_modules(names)
     try:
         yield
     finally:
         sys.meta_path.remove(finder)
+
+
+def hide_modules(names: Iterable[str], reason: str = "") -> MetaPathFinder:
+    """Hide these modules until the finder that is returned leaves `sys.meta_path`; `reason` is in the error."""
+    finder = _HidesModules(frozenset(names), reason)
+    sys.meta_path.insert(0, finder)
+    return finder
 
 
 @dataclass(eq=False)
@@ -29,7 +35,9 @@ class _HidesModules(MetaPathFinder):
     """Finds no module of `names`. None in sys.modules would hide them from Python, but not from Cython."""
 
     names: Collection[str]
+    reason: str
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         if name in self.names:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+            message = f"{name} {self.reason}" if self.reason else f"No module named {name!r}"
+            raise ModuleNotFoundError(message, name=name)

@@ -18,6 +18,7 @@ from kafka.errors import (
 )
 from kafka.structs import OffsetAndMetadata
 
+from infra.counted import counted
 from infra.kafka.properties import ClientProperties
 from infra.kafka.stored.admin import StoredAdmin
 
@@ -103,7 +104,7 @@ def partition_problems(specs: Iterable[TopicSpec], counts: Mapping[str, int]) ->
             found.setdefault((spec.partitions_from, spec.partitions, count), []).append(spec.name)
     return [
         f"{setting} is {wanted}, but {_some(sorted(names))} {'has' if len(names) == 1 else 'have'} "
-        f"{count} partition{'s' * (count > 1)}, a number that is fixed for a run: set {setting} back to {count}, "
+        f"{counted(count, 'partition')}, a number that is fixed for a run: set {setting} back to {count}, "
         "or choose another run name"
         for (setting, wanted, count), names in found.items()
     ]
@@ -223,7 +224,7 @@ def _create(
 
 def _some(names: Sequence[str]) -> str:
     more = len(names) - 1
-    return f"{names[0]} and {more} more topic{'s' * (more > 1)}" if more else names[0]
+    return f"{names[0]} and {counted(more, 'more topic')}" if more else names[0]
 
 
 def _existing(client: KafkaAdminClient, topics: Sequence[str]) -> dict[str, list[dict[str, Any]]]:

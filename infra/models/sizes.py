@@ -10,6 +10,7 @@ from infra.json_text import decode_json
 
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 _VOCABULARY = ("vocab_size",)
+_WIDTH = ("hidden_size", "n_embd")
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a number of each data type of weights and computation."""
 
@@ -42,7 +43,7 @@ def adapter_parameters(folder: Path, rank: int) -> int:
     the hidden size h on, these are together less than 3 rank / h of the matrices' own.
     """
     config, parameters = readable_config(folder), parameter_count(folder)
-    width = next((int(config[name]) for name in ("hidden_size", "n_embd") if config.get(name)), 0)
+    width = _first_of(config, _WIDTH)
     return min(parameters, 3 * rank * parameters // width) if width else parameters
 
 
@@ -51,8 +52,8 @@ def kv_values(config: Mapping[str, Any]) -> int:
 
     Raises ValueError if it has no such size.
     """
-    names = ("num_hidden_layers", "n_layer"), ("num_attention_heads", "n_head"), ("hidden_size", "n_embd")
-    layers, heads, width = (next((int(config[name]) for name in of if config.get(name)), 0) for of in names)
+    names = ("num_hidden_layers", "n_layer"), ("num_attention_heads", "n_head"), _WIDTH
+    layers, heads, width = (_first_of(config, each) for each in names)
     if not (layers and heads and width):
         raise ValueError("config.json has no numbers of layers and attention heads, or no hidden size")
     return 2 * layers * int(config.get("num_key_value_heads") or heads) * int(config.get("head_dim") or width // heads)
@@ -85,6 +86,11 @@ def readable_config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}
+
+
+def _first_of(config: Mapping[str, Any], names: Sequence[str]) -> int:
+    """The value of the first of `names` that `config` has; 0 without one."""
+    return next((int(config[name]) for name in names if config.get(name)), 0)
 
 
 def _config_value(folder: Path, names: Sequence[str], what: str) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.counted import counted
 from infra.sizes import size_text
 from pipelines.cli.options import JsonOption, RunClient, RunsFolder, connect
 from pipelines.inspect.run_folders import RUNS
@@ -52,7 +53,7 @@ def delete_command(
     rows = [_row(each, found.get(each.folder)) for each in planned]
     freed = sum(row["bytes"] + row["store_bytes"] for row in rows)
     plan = [_line(row, stay=away and not topics) for row, away in zip(rows, elsewhere, strict=True)]
-    if not yes and not _confirmed(plan, f"Delete {len(rows)} run{'s' * (len(rows) > 1)}, and free {size_text(freed)}?"):
+    if not yes and not _confirmed(plan, f"Delete {counted(len(rows), 'run')}, and free {size_text(freed)}?"):
         advice = "" if sys.stdin.isatty() else " The answer must come from a terminal; elsewhere use --yes."
         reason = f"Nothing was deleted.{advice}"
         return Report({"deleted": False, "runs": rows, "freed_bytes": 0}, lambda: reason, as_json=json, exit_code=1)

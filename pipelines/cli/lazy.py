@@ -7,10 +7,8 @@ with its first array (0.2 s); everything else that they need takes 0.5 s.
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
 from typing import Any, NamedTuple
 
 import typer
@@ -18,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from infra.runners.garbage_collection import reduce_gc_frequency
 from pipelines.cli.option_sets import Commands
+from schemas.hidden_modules import hide_modules
 
 
 class CommandModule(NamedTuple):
@@ -70,14 +69,6 @@ def lazy_group(commands: Mapping[str, CommandModule]) -> type[TyperGroup]:
     return LazyGroup
 
 
-class _BlockedImports(MetaPathFinder):
-    """Rejects the import of NumPy and pandas. None in `sys.modules` would not do: pyarrow takes it for the module."""
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
-        if fullname in ("numpy", "pandas"):
-            raise ModuleNotFoundError(f"{fullname} is not available in read-only commands")
-
-
 @contextmanager
 def light_imports() -> Iterator[None]:
     """Block NumPy and pandas, unless they are loaded already, and share Kafka connections between the reads.
@@ -85,7 +76,7 @@ def light_imports() -> Iterator[None]:
     Garbage collection is rare, because during the imports it takes a tenth of the total.
     """
     reduce_gc_frequency()
-    sys.meta_path.insert(0, _BlockedImports())
+    hide_modules(("numpy", "pandas"), "is not available in read-only commands")
     from infra.kafka.consumers import reuse_consumers
 
     with reuse_consumers():

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from infra.counted import counted
 from pipelines.cli.options import JsonOption, Printing, RunOption, RunsFolder
 from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE
 from pipelines.inspect.run_folders import RUNS, newest_audit, run_command
@@ -261,7 +262,7 @@ def _role_text(name: str, role: Mapping[str, Any]) -> str:
     parts += [f"pid {role['pid']}"] if role.get("pid") else []
     if "respawner" in role and role["alive"]:
         parts.append(f"respawner {role['respawner'] or 'has ended'}")
-    parts += [f"{role['restarts']} restart{'s' * (role['restarts'] > 1)}"] if role.get("restarts") else []
+    parts += [counted(role["restarts"], "restart")] if role.get("restarts") else []
     text = ", ".join(parts) + (_liveness_text(role["liveness"]) if role["alive"] else "")
     if not (role["alive"] and role.get("last_error")):
         return text

@@ -1,4 +1,4 @@
-"""What may change when a run is resumed, and which roles read it while they run."""
+"""The settings that may change when a run is resumed, and the roles that read each of them while they run."""
 
 from __future__ import annotations
 

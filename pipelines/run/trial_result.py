@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from infra.counted import counted
 from infra.files import write_atomically
 from pipelines.config import Config
 from pipelines.inspect.run_state.events import CheckStarted
@@ -54,7 +55,7 @@ def check_text(config: Config, file: Path, found: TrialResult) -> str:
         lines.append(f"tried: task {each['task']!r}: {response} has {reward}; prompt:")
         lines += [f"  {line}" for line in prompt.splitlines()]
     if found.problems:
-        lines.append(f"{file} cannot start: {len(found.problems)} problem{'s' * (len(found.problems) > 1)}")
+        lines.append(f"{file} cannot start: {counted(len(found.problems), 'problem')}")
         return "\n".join(lines)
     tasks = ", ".join(task.task_name for task in config.prompts.mixture)
     text = f"{file} can start: its {'' if config.emulated else 'model and '}prompts ({tasks}) work"

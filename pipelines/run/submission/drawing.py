@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+from infra.counted import counted
 from pipelines.run.submission.outline import GraphStep, Outline, TopicUse
 from pipelines.run.submission.shapes import Box, arrow, document, stack
 
@@ -64,7 +65,7 @@ def _topic_box(x: int, topic: TopicUse) -> Box:
 
 
 def _partitions_text(topic: TopicUse) -> str:
-    partitions = f"{topic.partitions} partition{'s' if topic.partitions > 1 else ''}"
+    partitions = counted(topic.partitions, "partition")
     if topic.existing is None:
         return f"{partitions}, not created yet"
     return (

@@ -36,7 +36,7 @@ def commands() -> dict[tuple[str, ...], Any]:
 
 
 def problem(words: list[str]) -> str | None:
-    """What is wrong with the arguments `words` of `laminar`; None if nothing is."""
+    """The first unknown command or option in the arguments `words` of `laminar`; None if all exist."""
     path: tuple[str, ...] = ()
     while words and (*path, words[0]) in commands():
         path, words = (*path, words[0]), words[1:]
