@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 
 from kafka import OffsetAndMetadata, TopicPartition
 
 from infra.kafka.log_gaps import note_missing
-from infra.kafka.note import last_note, name_of, uncommitted_consumer
+from infra.kafka.note import last_note, last_notes, name_of, uncommitted_consumer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.session_config import Partition
 from infra.kafka.transactions import TransactionalProducer
@@ -26,28 +27,27 @@ def set_group_offsets(
 
     The transactional.id of a shard is the name of its group: a running process of the group can no longer commit, and
     must be restarted unless it restarts by itself. Raises KafkaError, and NoteMissing for a group without a note: an
-    empty one would make the next start assign all numbers again.
+    empty one would make the next start assign all numbers again. Nothing has changed then.
     """
+    place = TopicPartition(*restore)
+    with closing(uncommitted_consumer(client)) as observer:
+        is_known = group in last_notes(observer, place, group)
+    if not is_known:
+        traces = [f"its group has a committed offset in {topic}:{number}" for number in offsets]
+        raise note_missing(group, restore.topic, traces)
     producer = TransactionalProducer(**client.producer(transactional_id=group, transaction_timeout_ms=TIMEOUT_MS))
     try:
         producer.init_transactions()
-        observer = uncommitted_consumer(client)
-        try:  # after init_transactions: the predecessor commits nothing more
-            note = last_note(observer, TopicPartition(*restore), group)
-        finally:
-            observer.close(autocommit=False)
-        if note is None:
-            traces = [f"its group has a committed offset in {topic}:{number}" for number in offsets]
-            raise note_missing(group, restore.topic, traces)
+        with closing(uncommitted_consumer(client)) as observer:  # the predecessor commits nothing more
+            note = last_note(observer, place, group)
+        assert note is not None
         named = {name_of((topic, number)): offset for number, offset in offsets.items()}
         moved = replace(note, offsets={**note.offsets, **named}, commit=note.commit + 1, written={})
         value, headers = encode(CommitNote(group, moved.encode(), time.time_ns() // 10**6))
-        producer.begin([TopicPartition(*restore)])
+        producer.begin([place])
         producer.send(restore.topic, value, group.encode(), list(headers), restore.partition)
-        places = {TopicPartition(topic, number): offset for number, offset in offsets.items()}
-        producer.send_offsets_to_transaction(
-            {place: OffsetAndMetadata(offset, "", -1) for place, offset in places.items()}, group
-        )
+        committed = {TopicPartition(topic, number): OffsetAndMetadata(to, "", -1) for number, to in offsets.items()}
+        producer.send_offsets_to_transaction(committed, group)
         producer.commit_transaction()
     finally:
         producer.close(timeout=1)

@@ -66,8 +66,8 @@ def invalid_reason(record: Any) -> str | None:
 
 
 def invalid_rows(block: Block) -> list[int]:
-    """The invalid rows of `block`, if it holds trajectories or experiences."""
-    if block.kind not in (r.Trajectory, r.Experience):
+    """The invalid rows of `block`, if it holds assignments, trajectories or experiences."""
+    if block.kind not in (r.Assignment, r.Trajectory, r.Experience):
         return []
     of = "trajectory." if block.kind is r.Experience else ""
     columns = {name: block.column(of + name).to_numpy() for name in _ROW_BOUNDS}

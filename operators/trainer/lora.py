@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from infra.models.local_part import local_part
 from operators.trainer.config import LoraConfig
@@ -32,15 +33,18 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig) -> None:
 
 
 def _check_target(model: PreTrainedModel, target: str) -> None:
-    """Raise ValueError if no layer of `model` is called `target`, or if one is an embedding or has its weights."""
+    """Raise ValueError if no layer of `model` is called `target`, or if one is not linear or has the weights of the
+    embedding."""
     modules = dict(model.named_modules())
     found = [module for name, module in modules.items() if f".{name}".endswith(f".{target}")]
     if not found:
         names = sorted({name.rpartition(".")[2] for name, each in modules.items() if hasattr(each, "weight")})
         raise ValueError(f"trainer.learner.lora.targets: no layer is called {target!r}; there are {', '.join(names)}")
-    if any(isinstance(each, nn.Embedding) for each in found):
+    other = next((each for each in found if not isinstance(each, nn.Linear | Conv1D)), None)
+    if other is not None:
         raise ValueError(
-            f"trainer.learner.lora.targets: {target!r} is an embedding, which has no adapters here: remove it"
+            f"trainer.learner.lora.targets: {target!r} is of type {type(other).__name__}, and only linear layers have "
+            "adapters: remove it"
         )
     embedding = model.get_input_embeddings().weight
     if any(getattr(each, "weight", None) is embedding for each in found):

@@ -31,8 +31,10 @@ _LOGIT_COPIES = 3
 model's own logits and their gradient are in addition; measured on an H200, the plan is 2 % above the peak."""
 _PINNED = 2
 """The most by which a block of pinned memory exceeds the tensor in it."""
-_MODELS = (("weights", "gradients", "moments"), ("critic",), ("reference",))
+_MODELS = (("weights", "gradients", "moments"), ("critic", "critic's moments"), ("reference",))
 """The parts of each model that `share_device` moves."""
+_OFFLOADED = {"moments": ("moments", "critic's moments"), "reference": ("reference",)}
+"""The parts that each value of `offload` moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +85,18 @@ def plan_memory(shape: ModelShape, ranks: int, config: LearnerConfig) -> MemoryP
     activations = shape.layers * kept + of_layer
     of_logit = 4 * _LOGIT_COPIES + (2 * used if config.precision == "bfloat16" else 0)
     logits = min(tokens, config.logits_chunk_tokens) * shape.vocabulary * of_logit
-    # What is offloaded takes the place of what exists only while it is on the host.
-    for_moments = gathered + activations + logits if "moments" in config.offload else 0
+    has_critic = FUNCTIONS[config.algorithm.name].critic
+    moments = [trained * _MOMENTS, share * _MOMENTS if has_critic else 0]
+    if "moments" in config.offload:
+        # One model's at a time take the place of what exists only while they are on the host.
+        moments = [max(0, max(moments) - gathered - activations - logits), 0]
     for_reference = shape.layers * kept if "reference" in config.offload else 0
     parts = {
         "weights": share * _MASTER + (trained * _MASTER if config.lora.rank else 0),
         "gradients": trained * _GRADIENT,
-        "moments": max(0, trained * _MOMENTS - for_moments),
-        "critic": share * (_MASTER + _GRADIENT + _MOMENTS) if FUNCTIONS[config.algorithm.name].critic else 0,
+        "moments": moments[0],
+        "critic": share * (_MASTER + _GRADIENT) if has_critic else 0,
+        "critic's moments": moments[1],
         "reference": max(0, share * of_reference - for_reference) if config.algorithm.kl_coefficient else 0,
         "gathered layers": gathered,
         "activations": activations,
@@ -113,7 +119,8 @@ def offloaded_bytes(shape: ModelShape, config: TrainingConfig) -> int:
     to a power of two.
     """
     parts = plan_memory(shape, config.ranks_of_a_copy, _on_device(config.learner)).parts
-    names = sum(_MODELS, ()) if config.learner.share_device else config.learner.offload
+    models = _MODELS if config.learner.share_device else [_OFFLOADED[each] for each in config.learner.offload]
+    names = [name for model in models for name in model]
     return _PINNED * sum(parts[name] for name in names)
 
 

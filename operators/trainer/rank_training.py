@@ -90,7 +90,7 @@ class RankTraining:
         if found:
             self.position = self._restore(found[-1])
             if (count := len(self.position.batch_offsets)) != ranks.count * shards:
-                raise ValueError(
+                raise CannotTrain(
                     f"checkpoint {found[-1]} is of a run with {count} partitions of batches, but trainer.ranks = "
                     f"{ranks.count} and experience.shards = {shards} make {ranks.count * shards}: they are fixed for a "
                     "run. To train on with other ranks, begin a new run with the final model of this one"
@@ -239,7 +239,10 @@ class RankTraining:
         return self._learner.model
 
     def _restore(self, folder: StorageFolder) -> TrainerPosition:
-        """Restore the checkpoint in `folder`. Raises CheckpointError on every rank if its files are damaged."""
+        """Restore the checkpoint in `folder`.
+
+        Raises CheckpointError on every rank if its files are damaged, CannotTrain if it is of another model.
+        """
         reason: CheckpointError | None = None
         tries = self._config.checkpoint_tries
         with persist(lambda: StoredState(folder), tries) as stored:
@@ -249,7 +252,10 @@ class RankTraining:
                 reason = error
             if self.ranks.maximum(reason is not None):
                 raise reason or CheckpointError(f"the checkpoint {folder} is damaged: see the log of the other ranks")
-            persist(lambda: self._learner.restore(stored), tries)
+            try:
+                persist(lambda: self._learner.restore(stored), tries)
+            except ValueError as error:
+                raise CannotTrain(f"checkpoint {folder} cannot be resumed from: {error}") from error
             return stored.position
 
     def _exchange(self, action: str, shared: list[int], own: list[int] | None = None) -> Tensor:

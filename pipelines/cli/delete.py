@@ -16,6 +16,8 @@ from pipelines.inspect.run_folders import RUNS
 from pipelines.present.output import Report
 
 if TYPE_CHECKING:
+    from kafka import TopicPartition
+
     from pipelines.run.deletion import Deletion
 
 WATCH_S = 10.0
@@ -49,14 +51,20 @@ def delete_command(
     planned = [plan_deletion(folder, name) for name in dict.fromkeys(names)]
     elsewhere = [_is_elsewhere(each) for each in planned]
     logs = {each.folder: _log_of(each) for each, away in zip(planned, elsewhere, strict=True) if topics and away}
-    found = {place: _topics_of(log) for place, log in logs.items()}
-    rows = [_row(each, found.get(each.folder)) for each in planned]
+    watched = {place: _Watched(log) for place, log in logs.items()}
+    if watched:
+        sleep(WATCH_S)
+    for each in watched.values():
+        each.refuse_written()
+    rows = [_row(each, watched.get(each.folder)) for each in planned]
     freed = sum(row["bytes"] + row["store_bytes"] for row in rows)
     plan = [_line(row, stay=away and not topics) for row, away in zip(rows, elsewhere, strict=True)]
     if not yes and not _confirmed(plan, f"Delete {counted(len(rows), 'run')}, and free {size_text(freed)}?"):
         advice = "" if sys.stdin.isatty() else " The answer must come from a terminal; elsewhere use --yes."
         reason = f"Nothing was deleted.{advice}"
         return Report({"deleted": False, "runs": rows, "freed_bytes": 0}, lambda: reason, as_json=json, exit_code=1)
+    for each in watched.values():
+        each.refuse_written()
     for each in planned:
         delete_run(each, partial(_delete_topics, logs.get(each.folder)))
     text = "\n".join(
@@ -90,22 +98,36 @@ def _log_of(planned: Deletion) -> RunClient:
     return connect(str(planned.newest.absolute()), None, None)
 
 
-def _topics_of(log: RunClient) -> list[str]:
-    """Return the run's topics. Raises RuntimeError if its roles work: the clocks of their machines do not matter."""
-    from infra.kafka.admin import admin_client, end_offsets, list_topics
-    from schemas.topics import run_prefix
+class _Watched:
+    """The topics of a run on a Kafka that is not its own, watched for roles that work on any machine.
 
-    with admin_client(log.client) as admin:
-        found = list_topics(admin, run_prefix(log.run))
-        before = end_offsets(admin, found, committed=False)
-        sleep(WATCH_S)
-        after = end_offsets(admin, found, committed=False)
-    if written := sorted({place.topic for place, end in after.items() if end > before[place]}):
-        raise RuntimeError(
-            f"something wrote to {', '.join(written)} in the last {WATCH_S:g} s: stop the roles of run {log.run} on "
-            "all machines before you delete its topics"
-        )
-    return found
+    Only whether topics grow counts: the clocks of the roles' machines do not matter.
+    """
+
+    def __init__(self, log: RunClient) -> None:
+        self._log = log
+        self._ends = self._read_ends()
+
+    @property
+    def topics(self) -> list[str]:
+        """The names of the topics."""
+        return sorted({place.topic for place in self._ends})
+
+    def refuse_written(self) -> None:
+        """Raise RuntimeError if something has written to the topics since they are watched."""
+        written = {place.topic for place, end in self._read_ends().items() if end > self._ends.get(place, 0)}
+        if written:
+            raise RuntimeError(
+                f"something wrote to {', '.join(sorted(written))} while they were watched: stop the roles of run "
+                f"{self._log.run} on all machines before you delete its topics"
+            )
+
+    def _read_ends(self) -> dict[TopicPartition, int]:
+        from infra.kafka.admin import admin_client, end_offsets, list_topics
+        from schemas.topics import run_prefix
+
+        with admin_client(self._log.client) as admin:
+            return end_offsets(admin, list_topics(admin, run_prefix(self._log.run)), committed=False)
 
 
 def _delete_topics(log: RunClient | None) -> None:
@@ -118,14 +140,14 @@ def _delete_topics(log: RunClient | None) -> None:
         delete_topics(admin, run_prefix(log.run))
 
 
-def _row(planned: Deletion, topics: list[str] | None) -> dict[str, Any]:
+def _row(planned: Deletion, watched: _Watched | None) -> dict[str, Any]:
     return {
         "run": planned.folder.name,
         "folder": str(planned.folder),
         "bytes": planned.freed_bytes,
         "stores": list(map(str, planned.stores)),
         "store_bytes": sum(planned.stores.values()),
-        "topics": topics,
+        "topics": None if watched is None else watched.topics,
     }
 
 

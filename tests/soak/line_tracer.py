@@ -1,10 +1,11 @@
 """Records the lines of a folder's modules that processes execute: those of this process and of all that it starts.
 
-A copy named `sitecustomize.py` in PYTHONPATH traces each interpreter that has the two variables in its environment.
+A copy named `sitecustomize.py` in PYTHONPATH traces each interpreter that has FOLDER and FILE in its environment.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import threading
@@ -14,6 +15,8 @@ from typing import Any
 
 FOLDER, FILE = "TRACED_FOLDER", "TRACED_LINES"
 """Variables: the modules' folder, and the file to which each line is appended, `MODULE LINE`."""
+AFTER = "TRACED_AFTER"
+"""Variable: modules that an interpreter imports before it is traced, which would take many times as long then."""
 
 
 def start_tracing() -> None:
@@ -38,4 +41,6 @@ def start_tracing() -> None:
 
 
 if __name__ == "sitecustomize" and FILE in os.environ:
+    for imported in os.environ.get(AFTER, "").split():
+        importlib.import_module(imported)
     start_tracing()

@@ -70,7 +70,7 @@ TRANSACTIONS = (
     Fix(
         "the transaction time-out is that of the configuration",
         "infra/kafka/clients.py",
-        (("transaction_timeout_ms=int(transaction_timeout_s * 1000),", "transaction_timeout_ms=10_000,"),),
+        (("transaction_timeout_ms=transaction_ms,", "transaction_timeout_ms=10_000,"),),
         "tests/faults/test_large_transactions.py::test_sink_commits_an_emission_larger_than_the_bound",
     ),
     Fix(

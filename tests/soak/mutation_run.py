@@ -3,13 +3,14 @@
     make soak                                         (as a part of it)
     python tests/soak/mutation_run.py --only losses passes
 
-Survivors, and mutants whose code cannot be swapped, are tested again in a new interpreter, which imports the mutant.
 Tests are collected once, in a copy of the repository; each mutant is tested in a fork of that process, by the tests
-that run its line: first those with the most kills per CPU second in the same module, then the cheapest. Processes that
-tests start read the mutant from the copy. A test that takes longer than max(15 s, 8 x its time without a mutant) has
-failed: `time-out: TEST`. Results are kept in `mutation_results.json`, one line a mutant; run again, it continues with
-the missing mutants. A mutant is identified by its source, so mutants of a changed module are tested again. After other
-changes, `--confirm` tests results of other tests and sources again: a killed mutant first by the test that failed.
+that run its line: first those with the most kills per CPU second in the same module, then the cheapest. It survives if
+none fails within about `--budget` CPU seconds. Survivors whose line runs at the module's import, and mutants whose code
+cannot be swapped, are tested again in a new interpreter, which imports the mutant. Processes that tests start read the
+mutant from the copy. A test that takes longer than max(60 s, 8 x its time without a mutant) has failed: `time-out:
+TEST`. Results are kept in `mutation_results.json`, one line a mutant; run again, it continues with the missing mutants.
+A mutant is identified by its source, so mutants of a changed module are tested again. After other changes, `--confirm`
+tests results of other tests and sources again: a killed mutant first by the test that failed.
 `--jobs 2` divides the mutants among two processes. Exit code 1 if a survivor is not explained.
 """
 
@@ -21,6 +22,7 @@ import fcntl
 import functools
 import hashlib
 import importlib
+import itertools
 import json
 import os
 import shutil
@@ -40,6 +42,7 @@ REPOSITORY = Path(__file__).parents[2]
 sys.path[:0] = [str(REPOSITORY), str(Path(__file__).parent)]
 
 from forked_tests import Cover, ForkedTests, kill_session, read_watched  # noqa: E402
+from line_tracer import AFTER  # noqa: E402
 from mutants import PLANTED, Mutant, mutants, planted  # noqa: E402
 from planted_faults import IMPORTED_BEFORE  # noqa: E402
 from swapped_code import swap_code  # noqa: E402
@@ -90,6 +93,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--only", nargs="*", default=MODULES, choices=MODULES)
     parser.add_argument("--confirm", action="store_true", help="test results of other tests and sources again")
     parser.add_argument("--jobs", type=int, default=1, help="processes among which the mutants are divided")
+    parser.add_argument("--budget", type=float, default=60.0, metavar="S", help="CPU seconds of the tests of a mutant")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.worker is None:
@@ -109,7 +113,12 @@ def main(arguments: list[str]) -> int:
         if not (tree / path).exists():
             parser.error(f"{path} does not exist: a module or test was renamed")
     os.chdir(tree)
-    os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree)}
+    os.environ |= {
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(tree),
+        AFTER: "transformers.modeling_utils",
+    }
     sys.dont_write_bytecode = True
     for name in [name for name in sys.modules if name.split(".")[0] in {"operators", "schemas", "infra", "pipelines"}]:
         del sys.modules[name]
@@ -138,7 +147,7 @@ def try_mutants(tree: Path, options: argparse.Namespace, tests: ForkedTests) -> 
             if before is None or (options.confirm and before["tested"] != tested):
                 began = time.monotonic()
                 kills = Counter(killer_of(each) for each in results.values() if each["module"] == module)
-                chosen = candidates(mutant, module, covers, kills)
+                chosen = within(options.budget, candidates(mutant, module, covers, kills), covers)
                 killer = killer_of(before) if before else ""
                 failed = first_failure(tests, trainer, module, mutant, [killer], covers) if killer in covers else "-"
                 if failed == "-":
@@ -221,7 +230,7 @@ def first_failure(
     path.write_text(mutant.source)
     limits = {name: covers[name].limit_s for name in names}
     failed = tests.first_failure(limits, functools.partial(swap_code, loaded, mutant.source))
-    if failed == "-" or failed.startswith("import: "):
+    if (failed == "-" and not mutant.function) or failed.startswith("import: "):
         failed = fresh_failure(module, limits)
     path.write_text(source)
     temporary = trainer.parents[2] / "tmp"
@@ -300,6 +309,12 @@ def candidates(mutant: Mutant, module: str, covers: dict[str, Cover], kills: Cou
         if runs:
             chosen.append((-kills[name] / max(cover.cpu_s, 0.01), cover.cpu_s, name))
     return [name for *_, name in sorted(chosen)]
+
+
+def within(budget_s: float, names: Sequence[str], covers: dict[str, Cover]) -> list[str]:
+    """The first of `names` that take `budget_s` CPU seconds together, and the one that exceeds them."""
+    before = itertools.accumulate((covers[name].cpu_s for name in names), initial=0.0)
+    return [name for name, used in zip(names, before, strict=False) if used < budget_s]
 
 
 def report(found: Results) -> int:

@@ -16,10 +16,10 @@ from typing import Any
 
 import line_tracer
 import pytest
-from forked_tests import in_fork, traced_lines
+from forked_tests import Cover, in_fork, traced_lines
 from log_fixes import Fix
 from mutants import PLANTED, mutants, planted
-from mutation_run import LEFT_OUT, MODULES, different, explanation, read_results, watched, write_results
+from mutation_run import LEFT_OUT, MODULES, different, explanation, read_results, watched, within, write_results
 from removed_fixes import FIXES
 from swapped_code import swap_code
 
@@ -108,6 +108,11 @@ def test_results_have_one_line_per_mutant(tmp_path: Path) -> None:
     assert [line[9] for line in (tmp_path / "results.json").read_text().splitlines()] == ["a", "b"]
     assert read_results(tmp_path / "results.json") == results
     assert read_results(tmp_path / "none.json") == {}
+
+
+def test_tests_of_a_mutant_take_about_its_budget() -> None:
+    covers = {name: Cover(cpu_s, 0.0, {}) for name, cpu_s in {"a": 4.0, "b": 5.0, "c": 6.0, "d": 1.0}.items()}
+    assert [within(budget, list("abcd"), covers) for budget in (4.0, 10.0, 99.0)] == [["a"], list("abc"), list("abcd")]
 
 
 def test_tests_beyond_their_limit_have_failed() -> None:

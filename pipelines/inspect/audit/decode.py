@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from infra.kafka.topic_reader import class_of
-from operators.io.validation import MAX_COUNT, MAX_MEMBERS, invalid_reason
+from operators.io.validation import MAX_COUNT, invalid_reason, invalid_rows
 from schemas.block_codec import decode_block
 from schemas.codec import decode
 from schemas.identity import PURPOSES, TrajectoryKey, is_trajectory_id
@@ -19,7 +19,8 @@ from schemas.records import Assignment, Experience, MicroBatch, Trajectory, Weig
 
 _PREFIXES: Mapping[type, str] = {Assignment: "", Trajectory: "", Experience: "trajectory."}
 _BY_NAME = {kind.__name__: kind for kind in _PREFIXES}
-_COLUMNS = ("prompt.purpose", "prompt.number", "member", "prompt.samples")
+_COLUMNS = ("prompt.purpose", "prompt.number", "member")
+_PURPOSES = frozenset(PURPOSES.values())
 
 
 class DecodedRecord(NamedTuple):
@@ -39,14 +40,12 @@ def decode_for_audit(value: bytes | None, headers: Iterable[tuple[str, bytes]]) 
     if kind is None:
         return [each for row in decode(value, headers) for each in _valid(row)]
     block, prefix = decode_block(value, headers), _PREFIXES[kind]
-    columns = (block.column(prefix + name).to_pylist() for name in _COLUMNS)
+    invalid = set(invalid_rows(block))
+    keys = zip(*(block.column(prefix + name).to_pylist() for name in _COLUMNS), strict=True)
     return [
-        DecodedRecord(kind, TrajectoryKey(*row[:3])) if _is_key(*row) else None for row in zip(*columns, strict=True)
+        None if row in invalid or key[0] not in _PURPOSES else DecodedRecord(kind, TrajectoryKey(*key))
+        for row, key in enumerate(keys)
     ]
-
-
-def _is_key(purpose: str, number: int, member: int, samples: int) -> bool:
-    return purpose in PURPOSES.values() and 0 <= number <= MAX_COUNT and 0 <= member < min(samples, MAX_MEMBERS)
 
 
 def _valid(row: Any) -> Iterator[Any]:

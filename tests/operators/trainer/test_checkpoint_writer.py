@@ -19,11 +19,12 @@ from trainer_batches import make_batch, save_tiny_model
 from infra.models.checkpoint_list import list_checkpoints
 from operators.io.elements import Output, Polled
 from operators.trainer import checkpoint, checkpoint_writer, clean_stop, rank_training
+from operators.trainer.assembly import CannotTrain
 from operators.trainer.checkpoint import write_checkpoint
 from operators.trainer.checkpoint_files import TrainerPosition
 from operators.trainer.checkpoint_writer import CheckpointWriter
 from operators.trainer.clean_stop import fold_with_ranks, keep_newest, keep_with_rank_0
-from operators.trainer.config import LearnerConfig
+from operators.trainer.config import LearnerConfig, LoraConfig
 from operators.trainer.persist import CheckpointError
 from operators.trainer.rank_training import RankTraining
 from operators.trainer.ranks import Ranks
@@ -224,8 +225,17 @@ def test_ranks_with_other_checkpoints_are_rejected_unread(tmp_path: Path, traini
 def test_checkpoint_of_other_partitions_is_rejected(tmp_path: Path, training: RankTraining) -> None:
     position = TrainerPosition(PolicyVersion(1, 1), (3, 4), 8)
     write_checkpoint(tmp_path / "checkpoints", training.state(), position)
-    with pytest.raises(ValueError, match=r"1\.1 is of a run with 2 partitions .* trainer.ranks = 1 .* fixed for a run"):
+    with pytest.raises(
+        CannotTrain, match=r"1\.1 is of a run with 2 partitions .* trainer.ranks = 1 .* fixed for a run"
+    ):
         RankTraining(CONFIG, tmp_path / "model", tmp_path / "checkpoints", 2)
+
+
+def test_checkpoint_of_another_learner_is_rejected(tmp_path: Path, training: RankTraining) -> None:
+    write_checkpoint(tmp_path / "checkpoints", training.state(), TrainerPosition(PolicyVersion(1, 1), (3,), 8))
+    other = TrainingConfig(learner=LearnerConfig(lora=LoraConfig(rank=2)), checkpoint_tries=1)
+    with pytest.raises(CannotTrain, match=r"checkpoint .*1\.1 cannot be resumed from: .* do not match the adapters"):
+        RankTraining(other, tmp_path / "model", tmp_path / "checkpoints", 2)
 
 
 def test_checkpoint_being_written_counts_as_kept(

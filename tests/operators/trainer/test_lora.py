@@ -100,7 +100,9 @@ def test_restore_rejects_another_lora_rank(folder: Path) -> None:
     [
         (("q_proj", "v_porj"), "no layer is called 'v_porj'; there are .*, v_proj"),
         (("q_proj", "lm_head"), "'lm_head' shares the weights of the embedding"),
-        (("embed_tokens",), "'embed_tokens' is an embedding"),
+        (("embed_tokens",), "'embed_tokens' is of type Embedding, and only linear layers have adapters"),
+        (("input_layernorm",), "'input_layernorm' is of type Qwen2RMSNorm"),
+        (("self_attn",), "'self_attn' is of type Qwen2Attention"),
         (("roj",), "no layer is called 'roj'"),
     ],
 )

@@ -16,19 +16,16 @@ from schemas.records import ReplicaStatus
 from schemas.topics import REPLICAS, RESTORE
 
 
-def test_delete_refuses_topics_that_grow(broker: Broker, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delete_refuses_topics_that_grow(broker: Broker, run_id: str) -> None:
     client = ClientProperties.at(broker.bootstrap_servers)
     names = [topic.name(run_id) for topic in (REPLICAS, RESTORE)]
     with admin_client(client) as admin:
         create_topics(admin, [TopicSpec(name, 1) for name in names])
-    monkeypatch.setattr(delete, "sleep", lambda seconds: None)
-    assert delete._topics_of(RunClient(run_id, client)) == names
-
-    def beat(seconds: float) -> None:
-        with KafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
-            value, headers = encode(SAMPLES[ReplicaStatus])  # its time is years ago
-            producer.send(REPLICAS.name(run_id), value, headers=list(headers))
-
-    monkeypatch.setattr(delete, "sleep", beat)
-    with pytest.raises(RuntimeError, match=f"something wrote to {REPLICAS.name(run_id)} in the last 10 s"):
-        delete._topics_of(RunClient(run_id, client))
+    watched = delete._Watched(RunClient(run_id, client))
+    watched.refuse_written()
+    assert watched.topics == names
+    with KafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
+        value, headers = encode(SAMPLES[ReplicaStatus])  # its time is years ago
+        producer.send(REPLICAS.name(run_id), value, headers=list(headers))
+    with pytest.raises(RuntimeError, match=f"something wrote to {REPLICAS.name(run_id)} while they were watched"):
+        watched.refuse_written()

@@ -16,6 +16,7 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.session import Fenced, Partition, Session
 from infra.kafka.session_config import Input, SessionConfig
 from infra.kafka.topic_reader import read_topic
+from infra.kafka.transactions import TransactionalProducer
 from schemas.codec import encode
 from schemas.records import Settled
 from schemas.topics import RESTORE, SETTLED, group_name
@@ -102,13 +103,17 @@ def test_reset_reports_skipped_offsets(laminar: Laminar, session: SessionConfig)
 
 
 def test_reset_refuses_a_group_whose_note_is_gone(laminar: Laminar, client: ClientProperties) -> None:
-    consumer = KafkaConsumer(
-        bootstrap_servers=client.bootstrap_servers, group_id=group_name(RUN, "evaluation"), enable_auto_commit=False
-    )
+    group = group_name(RUN, "evaluation")
+    consumer = KafkaConsumer(bootstrap_servers=client.bootstrap_servers, group_id=group, enable_auto_commit=False)
     consumer.commit({TopicPartition(SETTLED.name(RUN), 0): OffsetAndMetadata(2, "", -1)})
     consumer.close()
+    role = TransactionalProducer(**client.producer(transactional_id=group, transaction_timeout_ms=10_000))
+    role.init_transactions()
     code, _, err = laminar("topics", "reset", "evaluation", "settled", "--to", "beginning", "--execute")
-    assert (code, f"{group_name(RUN, 'evaluation')} has no note in" in err) == (1, True)
+    assert (code, f"{group} has no note in" in err) == (1, True)
+    role.begin([TopicPartition(SETTLED.name(RUN), 0)])
+    role.commit_transaction()  # it is not fenced
+    role.close()
 
 
 @pytest.mark.parametrize(
