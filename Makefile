@@ -25,7 +25,7 @@ run: $(READY)  ## a whole run on this machine: CONFIG=file, ARGS="--set key=valu
 test: lint types pytest  ## lint, types and every test against a real Kafka broker
 
 # The inner loop. The rest of the tests start brokers or whole runs.
-FAST := tests/test_architecture.py tests/test_documents.py tests/schemas tests/operators/placement tests/pipelines/test_config.py
+FAST := tests/test_architecture.py tests/test_documents.py tests/soak/test_mutants.py::test_removed_fixes_apply_and_have_a_test tests/schemas tests/operators/placement tests/pipelines/test_config.py
 check: lint types  ## lint, types, laws and fast tests, below a minute
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(FAST) $(ARGS)
 
