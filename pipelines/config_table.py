@@ -42,15 +42,18 @@ def add_named_environments(table: dict[str, Any]) -> dict[str, Any]:
     prompts, rollout = table.get("prompts"), table.get("rollout", {})
     if not isinstance(prompts, dict) or not isinstance(rollout, dict):
         return table  # an error, which the validation reports
+    given = rollout.get("environments") or []
+    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+        return table
     tasks = prompts.get("tasks")
     sections = [prompts, *(tasks if isinstance(tasks, list) else [])]
-    environments = list(rollout.get("environments") or [])
+    environments = list(given)
     renamed = []
     for section in sections:
         name = section.get("environment") if isinstance(section, dict) else None
-        labels = {each.get("label") for each in environments if isinstance(each, dict)}
+        labels = {each.get("label") for each in environments}
         if isinstance(name, str) and (":" in name or (name in ENVIRONMENTS and name not in labels)):
-            if not any(isinstance(each, dict) and each.get("name") == name for each in environments):
+            if not any(each.get("name") == name for each in environments):
                 environments.append({"name": name})
             label = next(each.get("label") for each in environments if each.get("name") == name)
             section = {**section, "environment": label or name.rpartition(":")[2]}

@@ -105,6 +105,14 @@ def test_parse_config_suggests_the_nearest_key(table: dict[str, Any], message: s
         ({"rollout": {"dtype": "int8"}}, "rollout.dtype: Input should be 'float32', 'bfloat16' or 'float16'"),
         ({"score": {"rewards": {"name": "exact"}}}, "score.rewards: Input should be a valid array"),
         ({"trainer": {"learner": {"betas": [0.9]}}}, "trainer.learner.betas.1"),
+        (
+            {"prompts": {"environment": "calculator"}, "rollout": {"environments": ["calculator"]}},
+            "rollout.environments.0: Input should be an object (it is 'calculator')",
+        ),
+        (
+            {"prompts": {"environment": "guess"}, "rollout": {"environments": {"name": "guess"}}},
+            "rollout.environments: Input should be a valid array",
+        ),
         ({"prompts": 5}, "my.toml: prompts: Input should be an object (it is 5)"),
         ({"run": 5}, "my.toml: run: Input should be an object (it is 5)"),
     ],

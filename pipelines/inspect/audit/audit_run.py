@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from infra.kafka.admin import admin_client, beginning_offsets, list_topics, stable_ends
@@ -13,7 +13,7 @@ from infra.kafka.note import Note, notes_in, place_of
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic
 from infra.kafka.topic_reader import StoredRecord, read_batches, read_partition
-from operators.io.validation import ManifestOrder, invalid_reason
+from operators.io.validation import MAX_BATCHES_APART, ManifestOrder, invalid_reason
 from pipelines.config import KafkaConfig
 from pipelines.inspect.audit.decode import DecodedRecord, decode_for_audit
 from pipelines.inspect.audit.fold import AuditFold
@@ -160,7 +160,7 @@ def add_record(fold: AuditFold, record: StoredRecord, snapshot: Snapshot, manife
         fold.undecodable += 1
     where = (record.topic, record.partition)
     for row in record.rows:
-        if row is None or (isinstance(row, WeightVersion) and not _is_valid(row, record.transactional, manifests)):
+        if row is None or (isinstance(row, WeightVersion) and not _is_valid(row, manifests)):
             fold.undecodable += 1
         elif isinstance(row, WeightVersion):
             fold.manifest(row)
@@ -175,11 +175,12 @@ def add_record(fold: AuditFold, record: StoredRecord, snapshot: Snapshot, manife
             _add_decoded(fold, row, record.offset, committed)
 
 
-def _is_valid(manifest: WeightVersion, transactional: bool, manifests: ManifestOrder) -> bool:
-    """Whether `manifest` counts. One of the trainer, which writes in transactions, counts with whatever batches: those
-    that it left out are lost.
-    """
-    return (transactional or invalid_reason(manifest) is None) and manifests.invalid_reason(manifest) is None
+def _is_valid(manifest: WeightVersion, manifests: ManifestOrder) -> bool:
+    """Whether `manifest` counts. One whose trainer left out batches does: those are lost."""
+    before = 0 if manifest.parent is None else manifest.parent.number
+    due = range(before, min(manifest.version.number, before + MAX_BATCHES_APART))
+    complete = replace(manifest, batches=tuple(due)) if set(manifest.batches) <= set(due) else manifest
+    return invalid_reason(complete) is None and manifests.invalid_reason(manifest) is None
 
 
 def _add_decoded(fold: AuditFold, record: DecodedRecord, offset: int, committed: Mapping[str, int]) -> None:

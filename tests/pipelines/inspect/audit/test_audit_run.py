@@ -112,7 +112,7 @@ def lose_before_batch(run: Run) -> None:
 def lose_at_trainer(run: Run) -> None:
     run.write(SETTLED, settled("p10.0", batch=2))
     run.write(BATCHES, micro_batch(2, "p10.0"))
-    write_as_role(run.client, run.run, RELAY, [manifest("1.3", "1.2", 3)])
+    run.write(RELAY, manifest("1.4", "1.2", 3))
 
 
 @pytest.fixture(scope="module")
