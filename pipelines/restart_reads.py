@@ -14,6 +14,7 @@ LEDGER = "ledger"
 
 _NEXT = "from the committed offset: no record is read twice"
 _NOTE = "from the committed offset; the commit's note holds the state from earlier manifests"
+_NEWEST = "from the newest manifest; the commit's note holds the state from earlier ones"
 _NEW_TO_THE_RUN = "; without a committed offset, the newest manifests only"
 _CHAIN = "all: compacted, one key; the newest record and those not yet compacted, at most two segments"
 _CONTROL = "all: compacted, one key; the newest record and those not yet compacted"
@@ -28,13 +29,13 @@ READS: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("progress", ""): "from the oldest active lease: " + _ADMITTED,
         ("trajectories", ""): "from the oldest that is not settled: " + _ADMITTED,
         ("settled", ""): "from the oldest group not fully settled, or batch in no version: " + _ADMITTED,
-        ("relay", ""): _NOTE,
+        ("relay", ""): _NEWEST,
         ("relay-chain", ""): _CHAIN,
         ("control", ""): _CONTROL,
         ("replicas", ""): _END,
         ("inbox", LEDGER): "from the oldest active assignment: " + _ADMITTED,
     },
-    "rollout": {("inbox", ""): _END, ("relay", ""): _NOTE + _NEW_TO_THE_RUN},
+    "rollout": {("inbox", ""): _END, ("relay", ""): _NEWEST + _NEW_TO_THE_RUN},
     "gateway": {
         ("inbox", ""): "from the oldest record of an episode that has not finished: " + _ADMITTED,
         ("progress", ""): "from the oldest record of an episode that has not finished: " + _ADMITTED,

@@ -18,6 +18,7 @@ from infra.runners.step_metrics import phase
 from operators.io.clocks import wall_ms
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
+from operators.io.newest_manifest import NewestManifest
 from operators.io.repartition import LiveReplicas, Moved, Placed
 from operators.io.validation import MAX_PROMPTS_AHEAD
 from operators.placement.config import PlacementConfig
@@ -129,6 +130,7 @@ class PlacementFold:
             leads=lambda replica: self._stages.leads(replica),
         )
         self._stages = StageGroups(config, self._replicas, restored.start, now)
+        self._newest_manifest = NewestManifest()
         self._rounds = Rounds(config.rules.round_batches * step.global_batch, restored.state.get("round", 0))
         self._dispatcher = Dispatcher(
             config,
@@ -190,7 +192,7 @@ class PlacementFold:
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         tracking = self._tracking
         return Checkpoint(
-            low_water=tracking.low_water(positions),
+            low_water=self._newest_manifest.low_water(tracking.low_water(positions)),
             ledger_from=tracking.table.oldest_emission(),
             state={
                 **tracking.state(),
@@ -238,6 +240,7 @@ class PlacementFold:
             case Pause() as pause:
                 self._pause.record(pause)
             case WeightVersion() as version:
+                self._newest_manifest.record(received)
                 self._tracking.cover(version)
                 self._stages.announce(version)
             case Progress() as progress:

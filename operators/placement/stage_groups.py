@@ -3,8 +3,8 @@
 Placement decides from heartbeats: relays report the chunks that have arrived, replicas whether they can run in stages
 and the groups they are in. An order goes to the leader of a group; it opens the stages of the others. A group that has
 lost a member gets a new one with the same leader, while the relays of its replicas report its version. Nothing is kept
-across a restart: the heartbeats have the groups, but manifests are not read again, so only versions published after it
-get groups and new members.
+across a restart: the heartbeats have the groups, and the newest manifest is read again; groups of older versions get no
+new members.
 """
 
 from __future__ import annotations

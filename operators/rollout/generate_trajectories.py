@@ -18,6 +18,7 @@ from infra.transport.kv_transfer import KVTransfers
 from operators.io.config import ShardConfig
 from operators.io.dead_letters import dead_letter
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
+from operators.io.newest_manifest import NewestManifest
 from operators.rollout.agent_episodes import AgentEngine
 from operators.rollout.backend import Backend, BackendSpec
 from operators.rollout.config import RolloutConfig
@@ -37,7 +38,7 @@ from schemas.records import (
 FENCE_PROBE_S = 5.0
 """An idle process detects after at most so many seconds that it was fenced."""
 VERSIONS_KEPT = 16
-"""The newest weight versions, which the commit note lists, so that a restart reads no manifest again."""
+"""The newest weight versions, which the commit note lists: a restart reads only the newest manifest again."""
 _VERSIONS = "versions"
 
 
@@ -142,6 +143,7 @@ class RolloutFold:
         self._pending_since = 0.0
         self._urgent = False
         self._versions: list[PolicyVersion] = []
+        self._newest_manifest = NewestManifest()
         for version in state.get(_VERSIONS, ()):
             self._announce(PolicyVersion.parse(version))
 
@@ -154,6 +156,7 @@ class RolloutFold:
         with phase("accept assignments"):
             for received in polled.records:
                 if isinstance(received.record, WeightVersion):
+                    self._newest_manifest.record(received)
                     self._announce(received.record.version, received.record)
                 elif received.record.replica in self._replicas:
                     self._handle(received.record)
@@ -187,8 +190,9 @@ class RolloutFold:
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         versions = list(map(str, self._versions))
+        low_water = self._newest_manifest.low_water(positions)
         # `alive` changes from time to time, which makes a commit due: an idle process must detect that it was fenced.
-        return Checkpoint(positions, state={"alive": int(self._clock() // FENCE_PROBE_S), _VERSIONS: versions})
+        return Checkpoint(low_water, state={"alive": int(self._clock() // FENCE_PROBE_S), _VERSIONS: versions})
 
     def busy(self) -> bool:
         return any(replica.busy() for replica in self._replicas.values())

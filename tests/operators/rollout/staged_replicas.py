@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import torch
-from tiny_engines import TransformersEngine
+from tiny_engines import TransformersEngine, assert_same
 from tiny_models import GQA, VOCABULARY
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -23,7 +24,7 @@ from infra.store.weight_store import WeightStore
 from infra.transport.connection import interrupt
 from infra.transport.endpoint import Endpoint
 from infra.transport.kv_transfer import KVTransfers
-from operators.rollout.engine import Completion
+from operators.rollout.engine import Completion, Request
 from operators.rollout.staged.member import StageMember
 from operators.rollout.staged.replica_staging import ReplicaStaging
 from operators.rollout.staged.service import StageService
@@ -90,8 +91,9 @@ class Replica:
         member = StageMember(index, 1, self.engine, self.store.root)
         self.staging = ReplicaStaging(member, self.store, StageService(self.transfers))
 
-    def arrive(self, version: Version, layers: Collection[int], *, ends: bool = False) -> None:
-        self.staging.announce(version.manifest)
+    def arrive(self, version: Version, layers: Collection[int], *, ends: bool = False, announced: bool = True) -> None:
+        if announced:
+            self.staging.announce(version.manifest)
         (self.store.root / f"{version.version}{names.PARTIAL}").write_bytes(version.arrived(layers, ends=ends))
 
     def whole(self, version: Version) -> None:
@@ -144,6 +146,10 @@ class Network:
             each.close()
 
 
+Replicas = Callable[[int], list[Replica]]
+"""Makes so many replicas, numbered from 0."""
+
+
 def group(version: Version, stages: Sequence[Stage], name: str = "g-1") -> StageGroup:
     return StageGroup(name, version.version, tuple(stages), stages[0].replica, 1)
 
@@ -169,3 +175,33 @@ def finish(
         leader.staging.advance()
         step += 1
     return done
+
+
+def three_stages(replicas: Replicas, version: Version) -> list[Replica]:
+    """Replicas 0, 1, 2 lead and run layers 0-1, 2-3 and 4; replica 3 has layers 2-4 and no part."""
+    made = replicas(4)
+    made[0].arrive(version, (0, 1), ends=True)
+    made[1].arrive(version, (2, 3))
+    made[2].arrive(version, (4,))
+    made[3].arrive(version, (2, 3, 4))
+    lead(made[0], group(version, [made[0].stage(0, 2), made[1].stage(2, 4), made[2].stage(4, 5)]))
+    assert made[0].staging.leading, made[0].staging.status(0).error
+    return made
+
+
+def submit(leader: Replica, requests: list[Request]) -> None:
+    for request in requests:
+        leader.engine.submit(request)
+
+
+def wait(until: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not until():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def assert_all_same(done: dict[str, Completion], expected: dict[str, Completion]) -> None:
+    assert done.keys() == expected.keys()
+    for name, completion in done.items():
+        assert_same(completion, expected[name])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,92 +12,32 @@ from typing import Any
 
 import pytest
 import torch
-from record_factories import prompt
-from staged_replicas import LAYERS, Network, Replica, Version, finish, group, lead, model
-from tiny_engines import assert_same, mixed, run
+from staged_replicas import (
+    LAYERS,
+    Network,
+    Replica,
+    Replicas,
+    Version,
+    assert_all_same,
+    finish,
+    group,
+    lead,
+    submit,
+    three_stages,
+    wait,
+)
+from tiny_engines import mixed
 
 from infra import machine
 from infra.store.weight_store import WeightStore
 from infra.transport.endpoint import Endpoint
 from infra.transport.relay_node import RelayNode
-from operators.io.repartition import Placed, assignment_of
 from operators.relay.relay import StatusMaker
-from operators.rollout.engine import KV, Completion, Request
+from operators.rollout.engine import KV, Completion
 from operators.rollout.kv_slots import KVSlots
-from operators.rollout.replica import Replica as ProductReplica
-from operators.rollout.running_request import request_of
 from operators.rollout.staged import pipeline, service, stage
 from operators.rollout.staged.staged_runner import StagedRunner
-from operators.rollout.transformers_engine import TransformersEngine
-from schemas.records import Assignment, PolicyVersion, Release, Sampling, Trajectory
-
-Replicas = Callable[[int], list[Replica]]
-
-
-@pytest.fixture(scope="module")
-def version(tmp_path_factory: pytest.TempPathFactory) -> Version:
-    return Version(tmp_path_factory.mktemp("weights"))
-
-
-@pytest.fixture(scope="module")
-def expected(version: Version) -> dict[str, Completion]:
-    """What a whole engine generates."""
-    return run(TransformersEngine(model(seed=7), slots=16, version=version.version), mixed(18))
-
-
-@pytest.fixture
-def replicas(tmp_path: Path) -> Iterator[Replicas]:
-    made: list[Replica] = []
-
-    def make(count: int) -> list[Replica]:
-        made.extend(Replica(index, tmp_path) for index in range(count))
-        return made
-
-    yield make
-    for each in made:
-        each.close()
-
-
-def three_stages(replicas: Replicas, version: Version) -> list[Replica]:
-    """Replicas 0, 1, 2 lead and run layers 0-1, 2-3 and 4; replica 3 has layers 2-4 and no part."""
-    made = replicas(4)
-    made[0].arrive(version, (0, 1), ends=True)
-    made[1].arrive(version, (2, 3))
-    made[2].arrive(version, (4,))
-    made[3].arrive(version, (2, 3, 4))
-    lead(made[0], group(version, [made[0].stage(0, 2), made[1].stage(2, 4), made[2].stage(4, 5)]))
-    assert made[0].staging.leading, made[0].staging.status(0).error
-    return made
-
-
-def submit(leader: Replica, requests: list[Request]) -> None:
-    for request in requests:
-        leader.engine.submit(request)
-
-
-def product_replica(of: Replica) -> ProductReplica:
-    """The replica of a rollout process over the engine and the store of `of`."""
-    return ProductReplica(
-        of.index, 1, of.engine, of.store, str, lambda: 0, kv_transfers=of.transfers, staging=of.staging
-    )
-
-
-def assignment(number: int) -> Assignment:
-    asked = prompt(number, 1, sampling=Sampling(1.0, 1.0, 0, 12, (), 3))
-    return Assignment(asked, 0, 1, 1, 0, 1, None, None, 0)
-
-
-def wait(until: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not until():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def assert_all_same(done: dict[str, Completion], expected: dict[str, Completion]) -> None:
-    assert done.keys() == expected.keys()
-    for name, completion in done.items():
-        assert_same(completion, expected[name])
+from schemas.records import PolicyVersion
 
 
 def test_group_generates_the_tokens_of_a_whole_engine(
@@ -349,51 +289,3 @@ def test_hand_over_from_a_group_takes_the_kv_along(
     moved = finish(other)
     assert moved.keys() == set(running)
     assert_all_same(done | moved | finish(leader), expected)
-
-
-def test_replica_hands_its_group_over_with_kv_to_a_whole_one(replicas: Replicas, version: Version) -> None:
-    made = three_stages(replicas, version)
-    leading, other = (product_replica(each) for each in (made[0], made[3]))
-    made[3].whole(version)
-    other.announce(version.version, version.manifest)
-    for number in range(4):
-        leading.accept(assignment(number))
-    events = [event for _ in range(4) for event in leading.step()]
-    assert leading.state == "running"
-    order = Release("plan", tuple(f"p{number}.0" for number in range(4)), (2,) * 4, 3, 1, 0, 1)
-    events += leading.hand_over(order)
-    placed = [event for event in events if isinstance(event, Placed)]
-    assert len(placed) == 4
-    for each in placed:
-        other.accept(assignment_of(each))
-    done: list[Trajectory] = []
-    while len(done) < 4:
-        done += [event for event in other.step() if isinstance(event, Trajectory)]
-    assert (other.kv_reused, other.kv_recomputed) == (4, 0)
-    assert {each.version_spans[0].version for each in done} == {version.version}
-    whole = TransformersEngine(model(seed=7), slots=16, version=version.version)
-    expected = run(whole, [request_of(assignment(number)) for number in range(4)])
-    assert [each.response.token_ids.to_pylist() for each in sorted(done, key=lambda each: each.prompt.number)] == [
-        expected[f"p{number}.0"].generated.token_ids.tolist() for number in range(4)
-    ]
-
-
-def test_replica_leaves_its_group_for_a_newer_whole_version(
-    replicas: Replicas, version: Version, tmp_path: Path
-) -> None:
-    made = three_stages(replicas, version)
-    newer = Version(tmp_path, number=2, seed=9)
-    leading = product_replica(made[0])
-    leading.announce(version.version, version.manifest)
-    leading.accept(assignment(0))
-    leading.step()
-    made[0].whole(newer)
-    leading.announce(newer.version, newer.manifest)
-    done: list[Trajectory] = []
-    while not done:
-        assert leading.engine.version == version.version
-        done += [event for event in leading.step() if isinstance(event, Trajectory)]
-    assert [span.version for span in done[0].version_spans] == [version.version]
-    leading.step()
-    assert leading.engine.version == newer.version
-    assert not made[0].staging.leading
