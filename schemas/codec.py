@@ -86,6 +86,7 @@ _VERSIONS: Mapping[type, int] = {
     records.WeightVersion: 3,
     records.RelayStatus: 3,
     records.EpisodeEnd: 4,
+    records.StageStatus: 3,
     **{kind: 2 + len(columns) for kind, columns in _ADDED.items()},
 }
 """Schema versions; 2 for all other records."""
@@ -100,9 +101,14 @@ _EARLIER = {
     f"{kind.__name__}/{2 + at}".encode(): (_BY_KIND[kind], columns[at:])
     for kind, columns in _ADDED.items()
     for at in range(len(columns))
-} | dict.fromkeys((b"EpisodeEnd/2", b"EpisodeEnd/3"), (_BY_KIND[records.EpisodeEnd], ()))
-"""Earlier versions that are still read, with what they lack: `identify` adds it, empty. Those of EpisodeEnd lack
-optional fields only."""
+}
+_EARLIER |= {
+    f"{kind.__name__}/{version}".encode(): (_BY_KIND[kind], ())
+    for kind in (records.EpisodeEnd, records.StageStatus)
+    for version in range(2, _VERSIONS[kind])
+}
+"""Earlier versions that are still read, with what they lack: `identify` adds it, empty. Those of EpisodeEnd and
+StageStatus lack optional fields only."""
 
 
 def as_version(value: bytes, headers: Headers, version: int) -> tuple[bytes, Headers]:

@@ -209,6 +209,8 @@ SAMPLES: dict[type, object] = {
             error="replica 2 is gone",
             lost=(2,),
             sent_at=1_700_000_000_650,
+            forming="3-2",
+            gone=(0, 4),
         ),
         r.RelayArrival(1, "other", "/dev/shm/store", VERSION, (0, 3, 8, 12), 8e6, 12.5, 1_700_000_000_710),
         r.GroupPlan(

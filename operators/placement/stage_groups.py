@@ -64,7 +64,8 @@ class StageGroups:
         self._led: dict[str, StageGroup] = {}
         self._avoid: dict[int, float] = {}
         """Replicas that failed, and until when they get no stage."""
-        self._failed: set[str] = set()
+        self._gone: dict[str, tuple[int, ...]] = {}
+        """By group that is led: the replicas that it has lost, and that are avoided."""
         self._count = 0
 
     # -- records ------------------------------------------------------------------------------------------------------
@@ -136,11 +137,16 @@ class StageGroups:
             if status is not None and status.group == name and status.leads:
                 del self._orders[leader]
                 self._led.pop(order.replaces, None)
+                self._gone.pop(order.replaces, None)
                 self._led[name] = order.group
+            elif status is not None and status.forming == name:
+                continue  # members load their parts, which takes as long as their disks and networks need
             elif (status is not None and status.failed == name) or now - order.at > timeout:
                 del self._orders[leader]
-                reason = status.error if status is not None and status.failed == name else "its leader does not reply"
-                self._give_up(order.group, () if status is None else status.lost, now)
+                reason, lost = "its leader does not reply", tuple[int, ...]()
+                if status is not None and status.failed == name:
+                    reason, lost = status.error, status.lost
+                self._give_up(order.group, lost, now)
                 outputs.append(self._plan(order.group, "failed", order.replaces, reason))
         for status, _ in self._staged.values():  # groups of an earlier start of placement
             unknown = status.leads and status.group not in self._led and status.replica not in self._orders
@@ -150,6 +156,7 @@ class StageGroups:
             status = self._status(group.replica)
             if status is None or status.group != name:
                 del self._led[name]
+                self._gone.pop(name, None)
                 outputs.append(self._plan(group, "ended", "", "" if status is not None else "its leader is gone"))
         return outputs
 
@@ -158,12 +165,12 @@ class StageGroups:
         outputs: list[Output | StageGroup] = []
         for name, group in self._led.items():
             status = self._status(group.replica)
-            failed = status is not None and status.failed == name
-            if group.replica in self._orders or not (failed or self._drains(group)):
+            gone = None if status is None else status.gone
+            if group.replica in self._orders or not (gone is not None or self._drains(group)):
                 continue
-            if status is not None and failed and name not in self._failed:
-                self._failed.add(name)
-                self._give_up(group, status.lost, now)
+            if gone is not None and self._gone.get(name) != gone:
+                self._gone[name] = gone
+                self._give_up(group, gone, now)
             members = {stage.replica for stage in group.stages}
             holdings = self._holdings(group.version, members)
             pipeline = plan_pipeline(holdings, group.stages[-1].end, group.replica)

@@ -59,8 +59,9 @@ class StageStatus:
 
     Written by rollout, read by placement. Weights of the machine are in `store` on `host`; peers reach the replica at
     `address`. `refusal` says why it cannot run in stages; empty if it can. `group` is the group that it leads, else
-    the one in which it runs layers `first` to `end`. `failed` is the last group that it could not form or that lost a
-    replica, `error` the reason, `lost` the replicas that failed.
+    the one in which it runs layers `first` to `end`. `failed` is the last group that it was to lead and could not form,
+    `error` the reason, `lost` the replicas that failed. `forming` is the group that it is forming now. `gone` are the
+    replicas that the group which it leads has lost: it computes nothing until it is formed again. None while it computes.
     """
 
     replica: int
@@ -78,6 +79,8 @@ class StageStatus:
     error: str
     lost: tuple[int, ...]
     sent_at: int
+    forming: str | None = None
+    gone: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,9 @@ class ReplicaStaging:
         self._led: tuple[StageGroup, StagePipeline] | None = None
         self._failed = self._error = ""
         self._lost: tuple[int, ...] = ()
+        """Of the last order that failed: its group, the reason, and the replicas that failed."""
+        self._reported: RunnerLost | None = None
+        """The loss of the group that is led, which heartbeats report."""
         self.draining = False
         """Whether its process is about to end: placement then forms the group again without it."""
         service.add(member)
@@ -72,18 +75,19 @@ class ReplicaStaging:
 
     def advance(self) -> bool:
         """Carry out what is due, between two steps; returns whether something has changed."""
+        changed = False
         if self._next is not None and self._forming is None:
             order, self._next = self._next, None
             self._current = order
             self._forming = self._pool.submit(self._open, order)
-        changed = self._complete()
+            changed = True
+        changed |= self._complete()
         if self._forming is not None and self._forming.done():
             self._use(self._forming)
             self._forming = None
             changed = True
-        if self._engine.lost is not None and self._led is not None and self._failed != self._led[0].group:
-            self._fail(self._led[0].group, self._engine.lost)
-            changed = True
+        if self._engine.lost is not self._reported:
+            self._reported, changed = self._engine.lost, True
         return changed
 
     def leave(self) -> None:
@@ -94,12 +98,13 @@ class ReplicaStaging:
 
     def status(self, now: int) -> StageStatus:
         """The heartbeat record at `now` (Unix milliseconds)."""
-        member, led = self.member, self._led
+        member, led, current, lost = self.member, self._led, self._current, self._engine.lost
         group, layers = member.serving
-        version = member.claims.version
+        version, gone = member.claims.version, None
         if led is not None:
             stage = led[0].stages[0]
             group, layers, version = led[0].group, range(stage.first, stage.end), led[0].version
+            gone = None if lost is None else _lost_of(lost)
         return StageStatus(
             replica=member.replica,
             incarnation=member.incarnation,
@@ -116,6 +121,8 @@ class ReplicaStaging:
             error=self._error,
             lost=self._lost,
             sent_at=now,
+            forming=None if self._forming is None or current is None else current.group,
+            gone=gone,
         )
 
     def close(self) -> None:
@@ -196,7 +203,7 @@ class ReplicaStaging:
     def _fail(self, group: str, error: RunnerLost) -> None:
         log.warning("group %s: %s", group, error)
         self._failed, self._error = group, str(error)[:1000]
-        self._lost = error.lost if isinstance(error, GroupFailed) else ()
+        self._lost = _lost_of(error)
 
     def _end(self) -> None:
         """Close the group that is led, whose KV is no longer needed."""
@@ -205,3 +212,8 @@ class ReplicaStaging:
             pipeline.close()
             self.member.end(order.group)
             self._led = None
+
+
+def _lost_of(error: RunnerLost) -> tuple[int, ...]:
+    """The replicas that are known to be gone."""
+    return error.lost if isinstance(error, GroupFailed) else ()

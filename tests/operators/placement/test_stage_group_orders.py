@@ -152,7 +152,7 @@ def test_superseded_version_forms_no_new_group() -> None:
 
 def test_lost_member_is_replaced_under_the_same_leader() -> None:
     cluster = formed()
-    cluster.beat(0, V1, group="g3-1", leads=True, end=2, failed="g3-1", error="gone", lost=(1,))
+    cluster.beat(0, V1, group="g3-1", leads=True, end=2, gone=(1,))
     ((order,), (plan,)) = cluster.advance()
     assert ranges(order) == [(0, 0, 2), (2, 2, 4)]
     assert (plan.action, plan.replaces) == ("changed", "g3-1")
@@ -161,11 +161,25 @@ def test_lost_member_is_replaced_under_the_same_leader() -> None:
     assert cluster.groups.leads(0)
 
 
+def test_repair_that_fails_is_tried_with_another_replica() -> None:
+    cluster = formed()
+    cluster.beat(3)
+    cluster.arrive(3, {2, 3})
+    lost = {"group": "g3-1", "leads": True, "end": 2, "gone": (1,)}
+    cluster.beat(0, V1, **lost)
+    ((repair,), _) = cluster.advance()
+    assert ranges(repair) == [(0, 0, 2), (2, 2, 4)]
+    cluster.beat(0, V1, **lost, failed=repair.group, error="replica 2: no memory", lost=(2,))
+    ((again,), plans) = cluster.advance()
+    assert [(plan.action, plan.note) for plan in plans] == [("failed", "replica 2: no memory"), ("changed", "")]
+    assert ranges(again) == [(0, 0, 2), (3, 2, 4)]
+
+
 def test_group_of_a_superseded_version_is_repaired() -> None:
     cluster = formed()
     for newer in range(2, 2 + 2 * KEPT_VERSIONS):
         cluster.groups.announce(manifest(PolicyVersion(1, newer)))
-    cluster.beat(0, V1, group="g3-1", leads=True, end=2, failed="g3-1", error="gone", lost=(1,))
+    cluster.beat(0, V1, group="g3-1", leads=True, end=2, gone=(1,))
     ((order,), _) = cluster.advance()
     assert (order.version, ranges(order)) == (V1, [(0, 0, 2), (2, 2, 4)])
 
@@ -182,8 +196,7 @@ def test_member_about_to_end_is_replaced_while_it_has_its_kv() -> None:
 
 def test_leader_about_to_end_gets_a_member_for_a_lost_one() -> None:
     cluster = formed()
-    lost = {"failed": "g3-1", "error": "gone", "lost": (1,)}
-    cluster.beat(0, V1, group="g3-1", leads=True, end=2, refusal="its process is about to end", **lost)
+    cluster.beat(0, V1, group="g3-1", leads=True, end=2, refusal="its process is about to end", gone=(1,))
     ((order,), _) = cluster.advance()
     assert ranges(order) == [(0, 0, 2), (2, 2, 4)]
 
@@ -223,6 +236,21 @@ def test_order_without_a_reply_fails_after_the_timeout() -> None:
     assert (orders, plan.action, plan.note) == ([], "failed", "its leader does not reply")
 
 
+def test_group_that_is_being_formed_is_not_given_up() -> None:
+    cluster = Cluster(2)
+    cluster.arrive(0, {0, 1}, ends=True)
+    cluster.arrive(1, {2, 3})
+    ((order,), _) = cluster.advance()
+    for _ in range(6):
+        cluster.now += 9
+        cluster.beat(0, forming=order.group)
+        cluster.beat(1)
+        assert cluster.advance() == ([], [])
+    cluster.beat(0, V1, group=order.group, leads=True, end=2)
+    assert cluster.advance() == ([], [])
+    assert cluster.groups.leads(0)
+
+
 def test_group_ends_when_its_leader_has_left_it() -> None:
     cluster = formed()
     cluster.beat(0, V1)
@@ -239,7 +267,7 @@ def test_restarted_placement_adopts_groups_from_heartbeats() -> None:
     assert cluster.groups.leads(0)
     cluster.arrive(0, {0, 1}, ends=True)
     cluster.arrive(2, {2, 3})
-    cluster.beat(0, V1, group="g2-9", leads=True, end=2, failed="g2-9", error="gone", lost=(1,))
+    cluster.beat(0, V1, group="g2-9", leads=True, end=2, gone=(1,))
     ((order,), (plan,)) = cluster.advance()
     assert (ranges(order), plan.replaces) == ([(0, 0, 2), (2, 2, 4)], "g2-9")
 

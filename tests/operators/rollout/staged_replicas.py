@@ -159,6 +159,7 @@ def lead(leader: Replica, order: StageGroup) -> None:
     leader.staging.order(order)
     leader.staging.advance()
     if (formed := leader.staging._forming) is not None:  # it fails at once if the leader refuses
+        assert leader.staging.status(0).forming == order.group
         formed.exception(timeout=30)
     leader.staging.advance()
 

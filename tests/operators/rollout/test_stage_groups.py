@@ -79,7 +79,7 @@ def test_lost_member_costs_only_the_kv_of_its_stage(
     submit(leader, mixed(18))
     done = finish(leader, 4, lambda step: made[1].die() if step == 3 else None)
     status = leader.staging.status(0)
-    assert (leader.engine.due() > 0, status.failed, status.lost) == (True, "g-1", (1,))
+    assert (leader.engine.due() > 0, status.group, status.gone) == (True, "g-1", (1,))
     computed: list[set[int]] = []
     original = StagedRunner.prefill
 
@@ -124,7 +124,7 @@ def test_member_that_hangs_is_lost(
         submit(leader, mixed(18))
         done = finish(leader, 4, partition_in_step_3(leader, network))
         status = leader.staging.status(0)
-        assert (leader.engine.due() > 0, status.failed, status.lost) == (True, "g-1", (1,))
+        assert (leader.engine.due() > 0, status.group, status.gone) == (True, "g-1", (1,))
     lead(leader, group(version, [leader.stage(0, 2), other.stage(2, 5)], "g-2"))
     assert_all_same(done | finish(leader), expected)
 
@@ -143,7 +143,7 @@ def test_member_that_waits_for_a_hung_one_keeps_its_kv(
         assert leader.staging.leading, leader.staging.status(0).error
         submit(leader, mixed(18))
         done = finish(leader, 4, partition_in_step_3(leader, network))
-        assert (leader.engine.due() > 0, leader.staging.status(0).lost) == (True, (1,))
+        assert (leader.engine.due() > 0, leader.staging.status(0).gone) == (True, (1,))
         lead(leader, group(version, [leader.stage(0, 2), made[3].stage(2, 4), waiting.stage(4, 5)], "g-2"))
         assert leader.staging.status(0).group == "g-2", leader.staging.status(0).error
         assert_all_same(done | finish(leader), expected)
@@ -189,15 +189,28 @@ def test_members_vanish_one_after_another_until_leader_is_whole(
     replicas: Replicas, version: Version, expected: dict[str, Completion]
 ) -> None:
     made = three_stages(replicas, version)
-    leader = made[0]
+    leader, third, spare = made[0], made[2], made[3]
     submit(leader, mixed(18))
     done = finish(leader, 3)
+    assert leader.staging.status(0).gone is None
     made[1].die()
-    made[2].die()
     done |= finish(leader)
-    assert leader.staging.status(0).lost == (1, 2)
+    refused = replace(spare.stage(2, 4), incarnation=9)
+    lead(leader, group(version, [leader.stage(0, 2), refused, third.stage(4, 5)], "g-2"))
+    status = leader.staging.status(0)
+    assert (status.group, status.gone, status.failed, status.lost) == ("g-1", (1,), "g-2", (3,))
+    assert "replica 3 is incarnation 1, not 9" in status.error
+    lead(leader, group(version, [leader.stage(0, 2), spare.stage(2, 4), third.stage(4, 5)], "g-3"))
+    status = leader.staging.status(0)
+    assert (status.group, status.gone) == ("g-3", None)
+    done |= finish(leader, 2)
+    spare.die()
+    third.die()
+    done |= finish(leader)
+    assert leader.staging.status(0).gone == (3, 2)
     leader.whole(version)
     leader.staging.advance()
+    assert leader.staging.status(0).gone is None
     assert_all_same(done | finish(leader), expected)
 
 
