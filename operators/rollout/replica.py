@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from infra.transport.kv_transfer import KVTransfers
 from operators.io.repartition import Placed
 from operators.rollout.agent_episodes import AgentEngine
@@ -23,7 +21,7 @@ from operators.rollout.config import RolloutConfig
 from operators.rollout.engine import Completion, Engine, PartialResponse
 from operators.rollout.progress_schedule import ProgressSchedule
 from operators.rollout.reservations import Reservations
-from operators.rollout.running_request import RunningRequest, request_of
+from operators.rollout.running_request import RunningRequest, known_response, rejection, request_of
 from operators.rollout.waiting_assignments import IncomingKV, WaitingAssignments
 from operators.rollout.weight_loader import WeightLoader, Weights
 from schemas.bounds import fits_inbox
@@ -189,15 +187,12 @@ class Replica:
 
     def reserve(self, order: Reserve) -> None:
         """Reserve the room that `order` requests and keep the present weights, if both are available."""
-        status = self.engine.status()
-        requests = len(self._running) + len(self._waiting) + self._reservations.requests + len(order.trajectory_ids)
-        kv = status.kv_used + self._reservations.kv + order.kv_tokens
         if self.state != "running" or self.engine.version != order.policy_version:
             reason = f"it is {self.state} under version {self.engine.version}"
-        elif requests > status.capacity or kv > status.kv_capacity:
-            reason = f"{requests} requests with {kv} KV tokens exceed {status.capacity} and {status.kv_capacity}"
         else:
-            self._reservations.grant(order.plan_id, order.trajectory_ids, order.kv_tokens, self._clock())
+            held = len(self._running) + len(self._waiting)
+            reason = self._reservations.grant(order, held, self.engine.status(), self._clock())
+        if not reason:
             self.changes += 1
             return
         log.info("replica %d rejects the reservation for plan %s: %s", self.index, order.plan_id, reason)
@@ -259,20 +254,31 @@ class Replica:
     def _schedule(self) -> list[ReplicaEvent]:
         """Load weights if the engine may take others, and start the assignments that are ready; returns rejections."""
         self._reservations.expire(self._clock())
-        if self.staging is not None and self.staging.advance():
-            self.changes += 1
+        ended: list[ReplicaEvent] = []
+        if self.staging is not None:
+            self.changes += self.staging.advance()
+            ended = self._leave_broken_group(self.staging)
         if self._interrupts and self._running and self._weights.newest != self.engine.version:
             self._interrupt()
         elif not self._running and not self._reservations.plans:  # reserved trajectories need the loaded weights
             self.changes += self._refresh()
         loaded = self.engine.version
         if loaded is None or not self._waiting:
+            return ended
+        ready = self._waiting.take_ready(loaded, self._weights.available)
+        return [*ended, *filter(None, (self._start(assignment, loaded) for assignment in ready))]
+
+    def _leave_broken_group(self, staging: ReplicaStaging) -> list[ReplicaEvent]:
+        """Reject the requests of a group that computes nothing and will not be formed again: nothing else ends them."""
+        if not (reason := staging.dead_end()):
             return []
-        return [
-            rejected
-            for assignment in self._waiting.take_ready(loaded, self._weights.available)
-            if (rejected := self._start(assignment, loaded)) is not None
-        ]
+        log.warning("replica %d leaves its group: %s", self.index, reason)
+        self.engine.release(list(self._running))
+        rejected = [rejection(running.assignment, reason, retry=True) for running in self._running.values()]
+        self._running.clear()
+        staging.leave()
+        self.changes += 1
+        return [*rejected]
 
     def _refresh(self) -> bool:
         """Load other weights into the empty engine, if there are any to load; returns whether it did."""
@@ -339,20 +345,15 @@ class Replica:
         if assignment.policy_version not in (None, loaded):
             # Training may restart under other weights; a prompt that is pinned to the version cannot.
             retry = assignment.prompt.policy_version is None
-            return self._reject(assignment, f"weight version {assignment.policy_version} is gone", retry)
+            return rejection(assignment, f"weight version {assignment.policy_version} is gone", retry=retry)
         try:
             self._check(assignment.prompt)
             self.engine.submit(request_of(assignment, self._waiting.kv.take(assignment, loaded)))
         except ValueError as error:
-            return self._reject(assignment, str(error), retry=False)
+            return rejection(assignment, str(error), retry=False)
         running = RunningRequest.start(assignment, self._now(), self._clock(), self.progress.steps)
         self._running[assignment.trajectory_id] = running
         return None
-
-    def _reject(self, assignment: Assignment, reason: str, retry: bool) -> AssignmentRejected:
-        return AssignmentRejected(
-            assignment.trajectory_id, assignment.lease, self.index, self.incarnation, reason, retry
-        )
 
     def _interrupt(self) -> None:
         """Resume all running trajectories under newer weights, unless some are pinned to the present ones."""
@@ -390,8 +391,7 @@ class Replica:
             assert assignment is not None
             self._waiting.remove(assignment)
             running = RunningRequest.start(assignment, now, 0.0, 0)
-            known = request_of(assignment).partial
-            generated = known if known is not None else PartialResponse(np.zeros(0, np.int32), np.zeros(0, np.float32))
+            generated = known_response(assignment)
         gained = generated.since(running.reported)
         version, kv, manifest = self.engine.version, generated.kv, None
         if kv is not None and self._kv_transfers is not None and version is not None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from operators.rollout.engine import EngineStatus
+from schemas.records import Reserve
+
 
 @dataclass(slots=True)
 class _Reservation:
@@ -32,10 +35,15 @@ class Reservations:
         """KV reserved for them, in tokens."""
         return sum(plan.kv for plan in self._plans.values())
 
-    def grant(self, plan_id: str, trajectory_ids: Iterable[str], kv: int, now: float) -> None:
-        """Reserve room for a plan."""
-        self._plans[plan_id] = _Reservation(set(trajectory_ids), kv, now + self._expiry_s)
+    def grant(self, order: Reserve, held: int, status: EngineStatus, now: float) -> str:
+        """Reserve the room that `order` requests at an engine with `held` requests; returns why not, or ""."""
+        requests = held + self.requests + len(order.trajectory_ids)
+        kv = status.kv_used + self.kv + order.kv_tokens
+        if requests > status.capacity or kv > status.kv_capacity:
+            return f"{requests} requests with {kv} KV tokens exceed {status.capacity} and {status.kv_capacity}"
+        self._plans[order.plan_id] = _Reservation(set(order.trajectory_ids), order.kv_tokens, now + self._expiry_s)
         self._update(now)
+        return ""
 
     def remove(self, trajectory_ids: Iterable[str], now: float) -> None:
         """Release the room of these trajectories: they have arrived, or were cancelled."""

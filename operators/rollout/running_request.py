@@ -13,6 +13,7 @@ from operators.rollout.engine import KV, Completion, PartialResponse, Request
 from schemas.columns import flags, floats, token_ids
 from schemas.records import (
     Assignment,
+    AssignmentRejected,
     FinishReason,
     KVManifest,
     NextOwner,
@@ -175,6 +176,18 @@ def request_of(assignment: Assignment, kv: KV | None = None) -> Request:
         mask = None if environment_prompt is None else partial.loss_mask.to_numpy(zero_copy_only=False)
         known = PartialResponse(partial.token_ids.to_numpy(), partial.logprobs.to_numpy(), kv, mask)
     return Request(assignment.trajectory_id, prompt.token_ids.to_numpy(), prompt.sampling, known, environment_prompt)
+
+
+def known_response(assignment: Assignment) -> PartialResponse:
+    """What has been generated before `assignment`."""
+    known = request_of(assignment).partial
+    return PartialResponse(np.zeros(0, np.int32), np.zeros(0, np.float32)) if known is None else known
+
+
+def rejection(assignment: Assignment, reason: str, *, retry: bool) -> AssignmentRejected:
+    """The record with which the owner of `assignment` rejects it; with `retry` it starts afresh elsewhere."""
+    a = assignment
+    return AssignmentRejected(a.trajectory_id, a.lease, a.replica, a.incarnation, reason, retry)
 
 
 def response_of(generated: PartialResponse) -> Response:

@@ -61,7 +61,7 @@ class StageStatus:
     `address`. `refusal` says why it cannot run in stages; empty if it can. `group` is the group that it leads, else
     the one in which it runs layers `first` to `end`. `failed` is the last group that it was to lead and could not form,
     `error` the reason, `lost` the replicas that failed. `forming` is the group that it is forming now. `gone` are the
-    replicas that the group which it leads has lost: it computes nothing until it is formed again. None while it computes.
+    replicas that the group which it leads has lost, so that it computes nothing; None while it computes.
     """
 
     replica: int

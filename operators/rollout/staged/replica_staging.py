@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 from infra.machine import machine_name
 from infra.models.partial_weights import PartsMissing
+from infra.store import names
 from infra.store.errors import VersionGone
 from infra.store.weight_store import WeightStore
 from operators.rollout.runner import RunnerLost
@@ -26,12 +28,21 @@ from schemas.records import PolicyVersion, StageGroup, StageStatus, WeightVersio
 
 log = logging.getLogger(__name__)
 
+DEAD_END_S = 10.0
+"""Seconds for which a group that has lost replicas waits for a version that is not arriving."""
+
 
 class ReplicaStaging:
     """Stage groups of one replica, over its `member`; `weights` is the store of its machine."""
 
-    def __init__(self, member: StageMember, weights: WeightStore, service: StageService) -> None:
-        self.member, self._weights, self._service = member, weights, service
+    def __init__(
+        self,
+        member: StageMember,
+        weights: WeightStore,
+        service: StageService,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.member, self._weights, self._service, self._clock = member, weights, service, clock
         self._engine = member.engine
         self._pool = ThreadPoolExecutor(1, "form stage group")
         self._forming: Future[tuple[StageModel, StagePipeline]] | None = None
@@ -43,6 +54,7 @@ class ReplicaStaging:
         """Of the last order that failed: its group, the reason, and the replicas that failed."""
         self._reported: RunnerLost | None = None
         """The loss of the group that is led, which heartbeats report."""
+        self._hopeless_since: float | None = None
         self.draining = False
         """Whether its process is about to end: placement then forms the group again without it."""
         service.add(member)
@@ -89,6 +101,26 @@ class ReplicaStaging:
         if self._engine.lost is not self._reported:
             self._reported, changed = self._engine.lost, True
         return changed
+
+    def dead_end(self) -> str:
+        """Why the group that is led has ended for good: it has lost replicas and its version does not arrive. Else "".
+
+        A relay abandons a version for a newer one. Without its parts the group is neither formed again nor made whole.
+        """
+        if self._led is None or self._engine.lost is None or self._forming is not None or self._may_arrive():
+            self._hopeless_since = None
+            return ""
+        if self._hopeless_since is None:
+            self._hopeless_since = self._clock()
+        if self._clock() - self._hopeless_since < DEAD_END_S:
+            return ""
+        return f"{self._engine.lost}, and weight version {self._led[0].version} no longer arrives"
+
+    def _may_arrive(self) -> bool:
+        """Whether this machine has the version of the group that is led, or a part of it."""
+        assert self._led is not None
+        version, store = self._led[0].version, self.member.store
+        return (store / f"{version}{names.PARTIAL}").exists() or (store / names.weight_file(version)).exists()
 
     def leave(self) -> None:
         """End the group that is led; the engine is empty."""

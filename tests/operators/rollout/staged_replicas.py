@@ -101,6 +101,10 @@ class Replica:
         (self.store.root / f"{version.version}{names.PARTIAL}").unlink(missing_ok=True)
         (self.store.root / names.weight_file(version.version)).write_bytes(version.bytes)
 
+    def abandon(self, version: Version) -> None:
+        """Discard what has arrived, as a relay does for a newer version."""
+        (self.store.root / f"{version.version}{names.PARTIAL}").unlink()
+
     def stage(self, first: int, end: int) -> Stage:
         return Stage(self.index, 1, self.transfers.address, first, end)
 

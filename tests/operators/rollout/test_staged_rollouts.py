@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from in_memory_log import Log, Shard
 from record_factories import prompt, shard, topic_input
 from scripted_engine import ScriptedBackend, SilentHeartbeats
@@ -17,8 +18,9 @@ from operators.rollout.config import RolloutConfig
 from operators.rollout.generate_trajectories import RolloutFold
 from operators.rollout.replica import Replica as ProductReplica
 from operators.rollout.running_request import request_of
+from operators.rollout.staged.replica_staging import DEAD_END_S
 from operators.rollout.transformers_engine import TransformersEngine
-from schemas.records import Assignment, Release, Sampling, Trajectory
+from schemas.records import Assignment, AssignmentRejected, Release, Sampling, Trajectory
 from schemas.topics import INBOX, RELAY
 
 
@@ -109,3 +111,32 @@ def test_restarted_rollout_leads_a_group_of_an_earlier_version(
     member.arrive(version, (2, 3, 4))
     lead(leader, group(version, [leader.stage(0, 2), member.stage(2, 5)]))
     assert leader.staging.leading, leader.staging.status(0).error
+
+
+def test_broken_group_of_an_abandoned_version_rejects_its_requests(
+    replicas: Replicas, version: Version, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = three_stages(replicas, version)
+    newer = Version(tmp_path, number=2, seed=9)
+    leading, now = product_replica(made[0]), [100.0]
+    monkeypatch.setattr(made[0].staging, "_clock", lambda: now[0])
+    leading.announce(version.version, version.manifest)
+    for number in range(2):
+        leading.accept(assignment(number))
+    leading.step()
+    made[1].die()
+    while leading.engine.due() == 0:
+        leading.step()
+    now[0] += 2 * DEAD_END_S
+    assert leading.step() == []  # its parts are here: placement may find another member
+    made[0].abandon(version)
+    assert leading.step() == []
+    now[0] += DEAD_END_S
+    rejected = [event for event in leading.step() if isinstance(event, AssignmentRejected)]
+    assert [(each.trajectory_id, each.lease, each.retry) for each in rejected] == [("p0.0", 1, True), ("p1.0", 1, True)]
+    assert rejected[0].reason.endswith("replicas gone: [1], and weight version 1.1 no longer arrives")
+    assert (leading.idle, leading.engine.version, made[0].staging.status(0).group) == (True, None, "")
+    made[0].whole(newer)
+    leading.announce(newer.version, newer.manifest)
+    leading.step()
+    assert leading.engine.version == newer.version
