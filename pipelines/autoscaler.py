@@ -15,7 +15,7 @@ from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
 from pipelines.config import Config
 from pipelines.shards import shard_config, topic_input
-from schemas.topics import DECISION, METRICS, PAUSE, REPLICAS, SCALING, SETTLED
+from schemas.topics import DECISION, METRICS, PAUSE, PLACEMENT, REPLICAS, SCALING, SETTLED
 
 
 def build(pipeline: beam.Pipeline, config: Config) -> None:
@@ -23,7 +23,7 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
     source = shard_config(
         config,
         "autoscaler",
-        topic_input(config, METRICS, start="latest", keys=(TRAINER, PAUSE)),
+        topic_input(config, METRICS, start="latest", keys=(TRAINER, PAUSE, PLACEMENT)),
         topic_input(config, REPLICAS, start="latest", keys=("rollout-",)),
         topic_input(config, SETTLED, start="latest"),
         topic_input(config, SCALING, keys=(DECISION,)),

@@ -27,7 +27,7 @@ from schemas.topics import (
 
 def build(pipeline: beam.Pipeline, config: Config) -> None:
     """Consumes prompts, heartbeats, progress, trajectories, settled, relay and control; produces inbox, progress
-    (closed), trajectories (failed), plans, relay-chain and the metric of a pause.
+    (closed), trajectories (failed), plans, relay-chain and the metrics of a pause and of work that waits.
     """
     source = shard_config(
         config,

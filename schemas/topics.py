@@ -203,6 +203,8 @@ CONTROL = Topic(
 )
 PAUSE = "pause"
 """The key of all records of the topic `control`, and the name of the metric with which placement confirms them."""
+PLACEMENT = "placement"
+"""The name of placement's metric, and its key."""
 RANKS = Topic(
     "ranks",
     ("RankAddress",),

@@ -64,8 +64,9 @@ class AutoscalingConfig:
 
     policy: str = "trainer_idle"
     """`trainer_idle` keeps the share of time in which the trainer waits for batches between `low` and `high`;
-    `staleness` the mean staleness of trained trajectories; `queue` the requests that run or wait per slot. `price`
-    follows `prices`, `schedule` the time of day. Or a class of yours, `module:Class` or `file.py:Class`."""
+    `staleness` the mean staleness of trained trajectories; `queue` the requests per slot that run or wait, at replicas
+    or, since no replica has room, in placement. `price` follows `prices`, `schedule` the time of day. Or a class of
+    yours, `module:Class` or `file.py:Class`."""
     minimum: int = 1
     """Rollout processes, at least."""
     maximum: int | None = None

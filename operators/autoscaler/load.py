@@ -12,12 +12,14 @@ from typing import Any
 from operators.autoscaler.observation import Observation
 from operators.io.validation import MAX_STARTS_APART
 from schemas.records import Metric, ReplicaStatus, Settled
-from schemas.topics import PAUSE
+from schemas.topics import PAUSE, PLACEMENT
 
 TRAINER = "trainer"
 """The name of the trainer's metrics."""
 SILENT_STEPS = 3.0
 """A trainer whose next metric takes this many times as long as its last step waits for a batch."""
+WAITING_S = 45.0
+"""Placement repeats how much work waits every 15 s while there is some; after this time nothing waits."""
 MAX_SETTLED = 4096
 """Of the newest settled trajectories, at most, the staleness is kept."""
 
@@ -36,6 +38,7 @@ class Load:
         self._trainer: tuple[dict[str, float], float] | None = None
         self._settled: deque[tuple[float, int]] = deque(maxlen=MAX_SETTLED)
         self._paused = False
+        self._waiting = 0, 0.0
         self._read_at: float | None = None
         """When no metric was hidden last."""
 
@@ -55,6 +58,8 @@ class Load:
                     self._trainer = record.values, now
             case Metric(name=name) if name == PAUSE:
                 self._paused = bool(record.values.get("paused"))
+            case Metric(name=name) if name == PLACEMENT:
+                self._waiting = int(record.values.get("waiting", 0)), now
 
     def observe(self, now: float, time_of_day: int, price: float | None) -> Observation:
         while self._settled and self._settled[0][0] <= now - self._window_s:
@@ -70,6 +75,7 @@ class Load:
             running=len({status.process for status in working}),
             slots=sum(status.capacity for status in working),
             requests=sum(status.running + status.waiting for status in working),
+            waiting=self._waiting[0] if now - self._waiting[1] <= WAITING_S else 0,
             rollout_idle=idle / len(working) if working else None,
             trainer_idle=self._trainer_idle(now),
             staleness=sum(each for _, each in self._settled) / len(self._settled) if self._settled else None,

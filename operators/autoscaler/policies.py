@@ -98,10 +98,11 @@ def by_staleness(config: AutoscalingConfig, seen: Observation) -> ScalingRequest
 
 
 def by_queue(config: AutoscalingConfig, seen: Observation) -> ScalingRequest | None:
-    """As many processes as have slots for the requests that run or wait."""
-    if not seen.slots:
+    """As many processes as have slots for the requests that run or wait, at replicas or in placement."""
+    load = seen.requests_per_slot
+    if load is None:
         return None
-    (low, high), load = config.band, seen.requests / seen.slots
+    low, high = config.band
     text, wanted = f"{load:.2f} requests a slot", math.ceil(seen.running * load / ((low + high) / 2))
     if load > high:
         return ScalingRequest("more", wanted, f"{text}, above {high:g}")

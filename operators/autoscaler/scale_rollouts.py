@@ -181,7 +181,7 @@ class ScalingFold:
             "trainer_idle": seen.trainer_idle,
             "rollout_idle": seen.rollout_idle,
             "staleness": seen.staleness,
-            "requests_per_slot": seen.requests / seen.slots if seen.slots else None,
+            "requests_per_slot": seen.requests_per_slot,
             "price": seen.price,
         }
         values = {name: value for name, value in known.items() if value is not None}

@@ -249,6 +249,17 @@ class Dispatcher:
         head = self._head("train")
         return not self._tracking.table.lost("train") and (head is None or not self._admits(head))
 
+    def waiting(self) -> int:
+        """Training trajectories that may begin or resume now, and for which no replica has room."""
+        head, table = self._head("train"), self._tracking.table
+        lost = 0 if self._is_paused() else len(table.lost("train"))
+        if self._tracking.final or head is None or not self._admits(head):
+            return lost
+        room = max(0, self._admitted - table.outstanding_training())
+        if self._rules.refresh == "boundary":
+            room = min(room, self._rounds.left)
+        return lost + min(self._waiting.count("train"), self._waiting.rest_of_begun() + room)
+
     def _admits(self, work: Work) -> bool:
         """Whether `work` may begin.
 

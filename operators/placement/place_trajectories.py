@@ -25,6 +25,7 @@ from operators.placement.config import PlacementConfig
 from operators.placement.dispatch import Dispatcher, Rounds
 from operators.placement.moves import MoveCoordinator
 from operators.placement.pauses import RunPause, WorkCounts
+from operators.placement.queue_metric import QueueMetric
 from operators.placement.relay_chain import RelayChainManager
 from operators.placement.replicas import ReplicaTable
 from operators.placement.stage_groups import StageGroups
@@ -146,6 +147,7 @@ class PlacementFold:
         self._numbers = PromptNumbers(restored.state.get("prompts") if restored.state else {})
         self._ready = False
         self._started_at = self._folded_at = clock()
+        self._queue = QueueMetric(self._started_at)
         self._emissions = 0
 
     # -- folding ------------------------------------------------------------------------------------------------------
@@ -183,6 +185,8 @@ class PlacementFold:
                 outputs += self._dispatcher.dispatch(alive, self._emissions)
             counts = WorkCounts(self._tracking.table.unfinished_count(), self._waiting.rest_of_begun())
             outputs += self._pause.metric(counts, now, self._now())
+            step = 0 if self._tracking.newest is None else self._tracking.newest.number
+            outputs += self._queue.metric(self._dispatcher.waiting(), step, now, self._now())
             needed = self._dispatcher.needed_versions(alive)
             if (chain := self._relays.next_chain(now, self._tracking.newest, self._now(), needed)) is not None:
                 outputs.append(Output(RELAY_CHAIN, self._step.shard.run, chain))

@@ -52,6 +52,10 @@ class WaitingWork:
             self._drop(queue)
         return queue[0].work if queue else None
 
+    def count(self, purpose: Purpose) -> int:
+        """How many samples wait; a restart counts those that were dispatched before it, too."""
+        return len(self._queues[purpose])
+
     def rest_of_begun(self) -> int:
         """How many samples wait of the training prompt whose dispatch has begun."""
         work = self.head("train")

@@ -18,7 +18,7 @@ from pipelines import trainer
 from pipelines.config import Config, KafkaConfig, RunConfig, parse_config
 from pipelines.restart_reads import LEDGER, OBSERVERS, READS
 from pipelines.roles import ALL_PIPELINES
-from schemas.topics import CATALOGUE, METRICS, RELAY, REPLICAS
+from schemas.topics import CATALOGUE, METRICS, PAUSE, PLACEMENT, RELAY, REPLICAS
 
 
 class _NoWork:
@@ -75,6 +75,11 @@ def test_roles_do_not_read_growing_topics_from_the_beginning(config: Config, rol
             assert reading.start != "earliest" or reading.topic.retention == "newest", reading.topic.short_name
             if reading.start == "committed" and role in ("rollout", "relay"):
                 assert reading.newest is not None, "a new process has no committed offset"
+
+
+def test_autoscaler_reads_the_metrics_that_it_measures_by(config: Config) -> None:
+    (shard,) = shards_of(config, "autoscaler")
+    assert {each.keys for each in shard.inputs if each.topic is METRICS} == {("trainer", PAUSE, PLACEMENT)}
 
 
 def test_restart_reads_lists_all_topics_of_observers() -> None:

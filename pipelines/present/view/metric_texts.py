@@ -84,6 +84,7 @@ TEXTS: Mapping[str, Mapping[str, str]] = {
         "shard": "Shard that reported last.",
         "trajectories": f"Trajectories scored by task, without held-out ones, {_SINCE}.",
     },
+    "placement": {"waiting": "Training trajectories that may begin and for which no replica has room."},
     "prompts": {
         "drawn": f"Questions drawn by task, {_SINCE}.",
         "exhausted": "1 when all questions are drawn (prompts.epochs).",

@@ -16,11 +16,11 @@ from operators.autoscaler.load import Load
 from operators.autoscaler.scale_rollouts import ScaleRollouts, report_decisions
 from operators.io.config import TopicInput
 from schemas.records import Metric, ReplicaStatus, ScalingDecision, ScalingOutcome
-from schemas.topics import DEAD_LETTERS, DECISION, METRICS, PAUSE, REPLICAS, SCALING, SETTLED
+from schemas.topics import DEAD_LETTERS, DECISION, METRICS, PAUSE, PLACEMENT, REPLICAS, SCALING, SETTLED
 
 CONFIG = AutoscalingConfig(observe_s=10.0, stable_s=20.0, cooldown_s=60.0, retry_s=15.0, maximum=4)
 INPUTS = (
-    TopicInput(METRICS, start="latest", keys=("trainer", PAUSE)),
+    TopicInput(METRICS, start="latest", keys=("trainer", PAUSE, PLACEMENT)),
     TopicInput(REPLICAS, start="latest"),
     TopicInput(SETTLED, start="latest"),
     TopicInput(SCALING, keys=(DECISION,)),
@@ -257,12 +257,13 @@ def test_processes_that_do_not_generate_are_not_counted(gone: dict[str, Any]) ->
     scaler = Autoscaler(policy="queue")
     for _ in range(10):
         scaler.now += 5
-        scaler.beat(2, waiting=9)
+        scaler.beat(2, running=8)
+        scaler.log.append(METRICS, Metric(PLACEMENT, 1, {"waiting": 8.0}, 0), PLACEMENT)
         scaler.log.append(
             REPLICAS, _status(replica=2, process=2, incarnation=1, **{"state": "running", "running": 0, **gone})
         )
         scaler.turn()
-    assert scaler.decisions[0].running == 2
+    assert (scaler.decisions[0].running, scaler.decisions[0].reason) == (2, "1.50 requests a slot, above 1")
 
 
 def test_replica_without_heartbeats_is_gone() -> None:

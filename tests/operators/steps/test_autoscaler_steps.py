@@ -11,15 +11,18 @@ from role_graph import RoleGraph
 
 from operators.autoscaler.config import AutoscalingConfig
 from schemas.records import Metric, ReplicaStatus, ScalingDecision, ScalingOutcome
-from schemas.topics import DECISION, METRICS, OUTCOME, REPLICAS, SCALING
+from schemas.topics import DECISION, METRICS, OUTCOME, PLACEMENT, REPLICAS, SCALING
 
 Graph = Callable[..., RoleGraph]
-BEAT = ReplicaStatus(0, 0, 1, "running", version(0), 9, 90, 9, 0, 9, 0, 0.0, "host", 1, 0)
+BEAT = ReplicaStatus(0, 0, 1, "running", version(0), 9, 0, 9, 0, 9, 0, 0.0, "host", 1, 0)
+WAITING = Metric(PLACEMENT, 1, {"waiting": 90.0}, 0)
 
 
 def test_scale_rollouts_decides_by_the_load(graph: Graph) -> None:
     config = AutoscalingConfig("queue", observe_s=1e-9, stable_s=1e-9, cooldown_s=1e-9)
-    decided: list[Any] = graph("autoscaler").fold("scale rollouts", [(REPLICAS, BEAT)], [], [], config=config)
+    decided: list[Any] = graph("autoscaler").fold(
+        "scale rollouts", [(METRICS, WAITING), (REPLICAS, BEAT)], [], [], config=config
+    )
     decisions = [each for each in decided if isinstance(each, ScalingDecision)]
     assert [(each.before, each.target, each.reason) for each in decisions[:1]] == [
         (1, 5, "11.00 requests a slot, above 1")
