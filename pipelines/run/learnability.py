@@ -76,6 +76,12 @@ def doubtful_settings(config: Config) -> Iterator[str]:
                 f"experience.global_batch = {batch} is no multiple of samples_per_prompt = {samples}, task "
                 f"{task.task_name!r}: batches consist of whole groups, so they have {-(-batch // samples) * samples}"
             )
+    if config.autoscaling is not None and not config.rollout.termination_notice_s:
+        yield (
+            "rollout.termination_notice_s = 0: a rollout that the autoscaler ends hands nothing over, so others compute "
+            "the KV of its trajectories again. Set the seconds that it may take, such as 60, at most the time after "
+            "which the system kills it"
+        )
     if config.emulated:
         return
     size = _parameters(config)

@@ -87,10 +87,13 @@ def with_rollouts(processes: Iterable[RoleProcess], count: int) -> list[RoleProc
 
 
 class LocalScaling:
-    """Starts and ends rollout processes of `fleet`. `note` receives one-line messages."""
+    """Starts and ends rollout processes of `fleet`. `note` receives one-line messages.
 
-    def __init__(self, fleet: Fleet, note: Callable[[str], None]) -> None:
-        self._fleet, self._note = fleet, note
+    A process that ends has `notice_s` seconds to hand its work over (`rollout.termination_notice_s`).
+    """
+
+    def __init__(self, fleet: Fleet, note: Callable[[str], None], notice_s: float) -> None:
+        self._fleet, self._note, self._notice_s = fleet, note, notice_s
 
     def follow(self, target: int) -> None:
         """Have rollout processes 0 to `target` - 1: start those that are missing; the others drain and end.
@@ -106,8 +109,9 @@ class LocalScaling:
                 self._note(f"{process.name} starts, by the autoscaler's target of {target}")
         names = {process.name for process in wanted}
         leaving = [name for name, each in members.items() if each.wanted and _is_rollout(name) and name not in names]
+        does = "hands its work over" if self._notice_s else "publishes its work"
         for name in leaving:
-            self._note(f"{name} hands its work over and ends, by the autoscaler's target of {target}")
+            self._note(f"{name} {does} and ends, by the autoscaler's target of {target}")
         self._fleet.stop(leaving)
 
 

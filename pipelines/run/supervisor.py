@@ -326,7 +326,8 @@ class Supervisor:
         with self._stops.interruptible():
             self._kafka.poll()
         if self._target is not None:
-            LocalScaling(self._fleet, self.view.note).follow(self._target.target)
+            notice_s = self.config.rollout.termination_notice_s
+            LocalScaling(self._fleet, self.view.note, notice_s).follow(self._target.target)
         self._fleet.poll(TICK_S)
         if self._audits is not None:
             self._audits.poll()

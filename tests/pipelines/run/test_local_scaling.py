@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
+
 from infra.kafka.topic_reader import StoredRecord
 from pipelines.roles import Role, RoleProcess
 from pipelines.run.fleet import FleetMember
@@ -55,9 +57,10 @@ def test_other_processes_stay_beside_the_rollouts_of_the_target() -> None:
     assert [each.name for each in with_rollouts(processes, 1)] == ["light", "trainer", "rollout-0"]
 
 
-def test_missing_processes_start_and_the_last_ones_leave() -> None:
+@pytest.mark.parametrize(("notice_s", "does"), [(0.0, "publishes its work"), (60.0, "hands its work over")])
+def test_missing_processes_start_and_the_last_ones_leave(notice_s: float, does: str) -> None:
     fleet, notes = RecordedFleet(), list[str]()
-    scaling = LocalScaling(fleet, notes.append)  # type: ignore[arg-type]
+    scaling = LocalScaling(fleet, notes.append, notice_s)  # type: ignore[arg-type]
     fleet.add(RoleProcess("light", (Role("score"),)))
     for _ in range(2):  # the second time changes nothing
         scaling.follow(3)
@@ -65,12 +68,12 @@ def test_missing_processes_start_and_the_last_ones_leave() -> None:
     for _ in range(2):
         scaling.follow(1)
     assert fleet.calls[4:] == ["stop rollout-1", "stop rollout-2"]
-    assert notes[-1] == "rollout-2 hands its work over and ends, by the autoscaler's target of 1"
+    assert notes[-1] == f"rollout-2 {does} and ends, by the autoscaler's target of 1"
 
 
 def test_process_that_drains_is_started_again_after_its_end() -> None:
     fleet = RecordedFleet()
-    scaling = LocalScaling(fleet, lambda line: None)  # type: ignore[arg-type]
+    scaling = LocalScaling(fleet, lambda line: None, 0.0)  # type: ignore[arg-type]
     scaling.follow(2)
     scaling.follow(1)
     scaling.follow(2)

@@ -119,6 +119,13 @@ def test_warm_start_beside_a_model_is_doubtful(tmp_path: Path) -> None:
     assert found[1][0].startswith("[warm_start] has no effect beside model.path")
 
 
+@pytest.mark.parametrize(("notice_s", "doubtful"), [(0.0, 1), (60.0, 0)])
+def test_autoscaling_without_a_notice_is_doubtful(notice_s: float, doubtful: int) -> None:
+    config = config_of(prompts={"task": "gcd"}, autoscaling={}, rollout={"termination_notice_s": notice_s})
+    found = [text for text in doubtful_settings(config) if text.startswith("rollout.termination_notice_s = 0")]
+    assert len(found) == doubtful
+
+
 def test_algorithms_without_groups_are_those_of_their_advantages() -> None:
     alone = {name for name, each in FUNCTIONS.items() if each.advantage in (generalised, whitened_returns)}
     assert alone == WITHOUT_GROUPS
