@@ -71,7 +71,7 @@ READS: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("metrics", ""): _END,
         ("replicas", ""): _END,
         ("settled", ""): _END,
-        ("scaling", ""): "from the last decision without an outcome",
+        ("scaling", ""): "from the last decision",
     },
     "relay": {
         ("relay", ""): "from the oldest manifest whose version the store holds: `relay.keep_versions`"

@@ -1,7 +1,8 @@
 """Actuators: who starts and ends rollout processes. `apply` asks for the number of processes that a decision names.
 
 An actuator gets the whole number, never a difference, and asking twice changes nothing. So a decision may be carried
-out again after a restart. Processes that end drain themselves, see `rollout.termination_notice_s`.
+out again: after a restart, and when others have changed the number. Processes that end drain themselves, see
+`rollout.termination_notice_s`.
 """
 
 from __future__ import annotations

@@ -80,7 +80,8 @@ class ScalingFold:
         config = step.config
         self._step, self._policy, self._clock, self._now = step, policy, clock, now
         self._load = Load(step.timeout_s, config.stable_s)
-        self._execution = Execution(step.actuator, config.actuator_timeout_s, config.retry_s, now)
+        pace = Pace(config.actuator_timeout_s, config.retry_s, config.cooldown_s, config.stable_s)
+        self._execution = Execution(step.actuator, pace, now, state.get("reported", 0))
         self._prices = Prices(config.price_file, float(state.get("elapsed", 0.0)), clock)
         self._number: int = state.get("number", 0)
         target: int = state.get("target", step.processes)
@@ -97,6 +98,8 @@ class ScalingFold:
             for received in polled.records:
                 if isinstance(received.record, ScalingDecision):
                     if (reason := self._foreign_reason(received.record)) is not None:
+                        if 0 < received.record.number == self._execution.reported:
+                            continue  # read again: it was within the bounds of before
                         outputs.append(dead_letter(received, "scale rollouts", reason, self._now()))
                     else:
                         self._execution.take(received.record, received.offset, clock)
@@ -117,7 +120,7 @@ class ScalingFold:
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         left = max(0, math.ceil(self._changeable_at - self._clock()))
         state = {"number": self._number, "target": self._target, "asked": self._asked}
-        state |= {"cooldown": left, "elapsed": self._prices.elapsed}
+        state |= {"cooldown": left, "elapsed": self._prices.elapsed, "reported": self._execution.reported}
         needed = self._execution.needed_offset
         low_water = positions if needed is None else {**positions, _PLACE: needed}
         return Checkpoint(low_water, state=state)
@@ -188,26 +191,40 @@ class ScalingFold:
         return Metric(NAME, self._number, {"running": seen.running, "target": self._target, **values}, self._now())
 
 
+@dataclass(frozen=True)
+class Pace:
+    """In seconds: an actuator may take `timeout_s`. It is asked again `retry_s` after an error, `start_s` after a
+    request without effect, and once the number of processes has differed for `drift_s` from that of a decision that was
+    carried out."""
+
+    timeout_s: float
+    retry_s: float
+    start_s: float
+    drift_s: float
+
+
 class Execution:
-    """Carries out the newest decision by `actuator`, in a thread of its own.
+    """Carries out the newest decision by `actuator`, in a thread of its own, and keeps it: an actuator whose number was
+    changed by others (a manifest that was applied again) is asked again.
 
     A decision is requested only once it has been read back from its topic, so an actuator gets committed ones, and a
-    restart reads a decision again that has no outcome. A later decision replaces an earlier one.
+    restart reads the newest decision again. A later decision replaces an earlier one. `reported` is the number of the
+    last decision with an outcome.
     """
 
-    def __init__(self, actuator: Actuator, timeout_s: float, retry_s: float, now: Callable[[], int]) -> None:
-        self._actuator, self._timeout_s, self._retry_s, self._now = actuator, timeout_s, retry_s, now
+    def __init__(self, actuator: Actuator, pace: Pace, now: Callable[[], int], reported: int = 0) -> None:
+        self._actuator, self._pace, self._now, self.reported = actuator, pace, now, reported
         self._thread = ThreadPoolExecutor(1, "actuator")
         self._decision: ScalingDecision | None = None
         self._offset: int | None = None
-        self._since = self._due = 0.0
+        self._since = self._differs = self._due = 0.0
         self._asking: tuple[int, Future[None]] | None = None
         self._asked = False
         self._error = ""
 
     @property
     def needed_offset(self) -> int | None:
-        """The offset of the decision without an outcome, from which a restart must read; None without one."""
+        """The offset of the newest decision, from which a restart must read; None without one."""
         return self._offset
 
     def take(self, decision: ScalingDecision, offset: int, clock: float) -> None:
@@ -215,8 +232,8 @@ class Execution:
         if decision.dry_run or (self._decision is not None and decision.number <= self._decision.number):
             return
         self._decision, self._offset = decision, offset
-        self._since = self._due = clock
-        self._asked, self._error = False, ""
+        self._since = self._differs = self._due = clock
+        self._asked, self._error = decision.number <= self.reported, ""
 
     def advance(self, running: int, clock: float) -> list[ScalingOutcome]:
         """Ask the actuator if that is due. Returns the outcome of the decision, once; and an error when it is new.
@@ -224,16 +241,24 @@ class Execution:
         `running` processes generate.
         """
         decision = self._decision
-        if decision is None or self._offset is None:
+        if decision is None:
             return []
         failed = self._take_answer(decision)
         if failed:
-            self._due = clock + self._retry_s
-        if self._asked and running == decision.target:
-            self._offset = None
-            return [self._outcome(decision, running, "", clock - self._since)]
+            self._due = clock + self._pace.retry_s
+        reached = decision.number <= self.reported
+        if running == decision.target:
+            self._differs = clock
+            if self._asked and not reached:
+                self.reported = decision.number
+                return [self._outcome(decision, running, "", clock - self._since)]
+        elif self._asked and self._lasts(clock, reached):
+            self._asked, self._due = False, clock
+            if not reached:
+                failed = f"{decision.target} processes were asked for, and other numbers generate; it is asked again"
         if self._asking is None and not self._asked and clock >= self._due:
-            request = self._thread.submit(self._actuator.apply, decision, self._timeout_s)
+            self._due = clock
+            request = self._thread.submit(self._actuator.apply, decision, self._pace.timeout_s)
             self._asking = decision.number, request
         if failed in ("", self._error):
             return []
@@ -243,6 +268,10 @@ class Execution:
     def close(self) -> None:
         """Ask for nothing more. A request under way is not waited for."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _lasts(self, clock: float, reached: bool) -> bool:
+        """Whether a request that was accepted has had no effect for too long, or has lost it."""
+        return clock >= max(self._differs, self._due) + (self._pace.drift_s if reached else self._pace.start_s)
 
     def _take_answer(self, decision: ScalingDecision) -> str:
         """The error of the request that has ended; "" without one."""

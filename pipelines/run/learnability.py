@@ -78,9 +78,9 @@ def doubtful_settings(config: Config) -> Iterator[str]:
             )
     if config.autoscaling is not None and not config.rollout.termination_notice_s:
         yield (
-            "rollout.termination_notice_s = 0: a rollout that the autoscaler ends hands nothing over, so others compute "
-            "the KV of its trajectories again. Set the seconds that it may take, such as 60, at most the time after "
-            "which the system kills it"
+            "rollout.termination_notice_s = 0: a rollout that the autoscaler ends hands nothing over, so others "
+            "compute the KV of its trajectories again. Set the seconds that it may take, such as 60, at most the "
+            "time after which the system kills it"
         )
     if config.emulated:
         return

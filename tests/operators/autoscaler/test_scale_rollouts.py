@@ -199,6 +199,48 @@ def test_failed_actuator_is_named_once_and_tried_again() -> None:
     assert scaler.outcomes[-1].error == ""
 
 
+def test_number_that_others_have_changed_is_asked_for_again() -> None:
+    scaler = Autoscaler()
+    scaler.run(40)
+    scaler.run(10, processes=4, idle=0.1)
+    scaler.run(40, processes=2, idle=0.1)  # as when pods are replaced: their heartbeats are too old for 10 s
+    scaler.run(40, processes=4, idle=0.1)
+    assert scaler.actuator.asked == [(1, 4)]
+    scaler.run(55, processes=2, idle=0.1)  # `kubectl apply` has set the number of the manifest
+    assert scaler.actuator.asked == [(1, 4), (1, 4)]
+    scaler.run(10, processes=4, idle=0.1)
+    scaler.restart()
+    scaler.run(15, processes=2, idle=0.1)
+    assert len(scaler.actuator.asked) == 2
+    scaler.run(10, processes=2, idle=0.1)
+    assert len(scaler.actuator.asked) == 3
+    assert [each.error for each in scaler.outcomes] == [""]
+
+
+def test_request_without_effect_is_reported_once_and_repeated() -> None:
+    scaler = Autoscaler()
+    scaler.run(40)
+    scaler.run(130, processes=3, idle=0.1)
+    assert scaler.actuator.asked == [(1, 4)] * 3
+    assert [(each.number, each.running, each.error) for each in scaler.outcomes] == [
+        (1, 3, "4 processes were asked for, and other numbers generate; it is asked again")
+    ]
+    scaler.run(10, processes=4, idle=0.1)
+    assert scaler.outcomes[-1].error == ""
+
+
+def test_decision_beyond_the_bounds_of_a_resumed_run_is_no_dead_letter() -> None:
+    scaler = Autoscaler()
+    scaler.run(40)
+    scaler.run(10, processes=4, idle=0.1)
+    assert scaler.outcomes
+    scaler.step = replace(scaler.step, maximum=3)
+    scaler.restart()
+    scaler.run(100, processes=4, idle=0.1)
+    assert scaler.log.rows(DEAD_LETTERS) == []
+    assert scaler.actuator.asked[:2] == [(1, 4), (2, 3)]
+
+
 def test_dry_run_decides_and_scales_nothing() -> None:
     scaler = Autoscaler(dry_run=True)
     scaler.run(60)
