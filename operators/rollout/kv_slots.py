@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 
 import numpy as np
 import torch
@@ -38,6 +39,13 @@ class KVSlots:
         self.tensor = torch.zeros(layers, 2, rows, heads, context, head_size, dtype=dtype, device=device)
         self.layers = list(self.tensor.unbind())
         self.heads, self.head_size, self.context = heads, head_size, context
+
+    def part(self, layers: range) -> KVSlots:
+        """These layers, in the same memory."""
+        found = copy(self)
+        found.tensor = self.tensor[layers.start : layers.stop]
+        found.layers = list(found.tensor.unbind())
+        return found
 
     def write(self, layer: int, rows: torch.Tensor, positions: torch.Tensor, keys_values: torch.Tensor) -> None:
         """Store `keys_values` [tokens, 2, heads, head_size] at (`rows`, `positions`), int64[tokens] each."""

@@ -127,6 +127,11 @@ class TransformersEngine:
         return self._runner is not self._own_runner
 
     @property
+    def unused_slots(self) -> KVSlots | None:
+        """The KV memory of the whole model while the engine does not compute with it; None if it does."""
+        return self._slots if self.staged or self._version is None else None
+
+    @property
     def speculation(self) -> Counts:
         """What speculation has done so far."""
         return Counts() if self._speculator is None else self._speculator.counts

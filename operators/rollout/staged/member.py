@@ -16,11 +16,15 @@ from schemas.records import PolicyVersion, WeightVersion
 
 
 class WeightClaims:
-    """The versions that the stages of one engine use. A thread that changes weights does so within `changing`."""
+    """The versions that the stages of one engine use. A thread that changes weights does so within `changing`.
+
+    Stages for which there was no memory have their KV in that of the engine: it cannot compute by itself meanwhile.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stages: dict[str, PolicyVersion] = {}
+        self._sharing: set[str] = set()
 
     @property
     def version(self) -> PolicyVersion | None:
@@ -31,15 +35,23 @@ class WeightClaims:
         """The version that stages of other groups than `group` use; None if there are none."""
         return next((version for name, version in self._stages.items() if name != group), None)
 
+    def shared_besides(self, group: str) -> bool:
+        """Whether stages of other groups than `group` use the engine's own KV memory."""
+        return not self._sharing <= {group}
+
+    def share(self, group: str) -> None:
+        """The stage of `group`, which is being claimed, uses the engine's own KV memory."""
+        self._sharing.add(group)
+
     @contextmanager
     def changing(self, version: PolicyVersion) -> Iterator[bool]:
-        """Whether the weights may be changed to `version` during the `with` block; no stage starts meanwhile."""
+        """Whether the engine may load `version` as a whole during the `with` block; no stage starts meanwhile."""
         with self._lock:
-            yield self.version in (None, version)
+            yield self.version in (None, version) and not self._sharing
 
     @contextmanager
     def claiming(self, group: str, version: PolicyVersion) -> Iterator[bool]:
-        """As `changing`; if so and the block succeeds, a stage of `group` uses `version` until `release`."""
+        """Whether a stage may use `version`; if so and the block succeeds, that of `group` does until `release`."""
         with self._lock:
             free = self.version in (None, version)
             yield free
@@ -49,6 +61,7 @@ class WeightClaims:
     def release(self, group: str) -> None:
         """The stage of `group` has ended. Does nothing if there is none."""
         self._stages.pop(group, None)
+        self._sharing.discard(group)
 
 
 _MANIFESTS = 8
@@ -128,9 +141,13 @@ class StageMember:
             try:  # within the claim: without its memory there is no stage that keeps the version
                 return StageModel(modules, layers, rows, context)
             except (RuntimeError, MemoryError) as error:
-                raise StageRefused(
-                    f"no memory for the KV of {len(layers)} layers, {rows} rows of {context} tokens: {error}"
-                ) from error
+                if (unused := engine.unused_slots) is None:
+                    raise StageRefused(
+                        f"no memory for the KV of {len(layers)} layers, {rows} rows of {context} tokens: {error}"
+                    ) from error
+                stage = StageModel(modules, layers, rows, context, unused.part(layers))
+                self.claims.share(group)  # slots that were chosen by memory leave no room for others
+                return stage
 
     def end(self, group: str) -> None:
         """The stage of `group` has ended."""

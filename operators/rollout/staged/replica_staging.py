@@ -75,11 +75,13 @@ class ReplicaStaging:
 
     def may_load(self, version: PolicyVersion) -> bool:
         """Whether the engine, which is empty, may load `version`: not older than that of its group, nor another one
-        than a stage here uses."""
+        than a stage here uses, and none while such a stage uses the engine's memory."""
+        claims = self.member.claims
         if self._led is None:
-            return self.member.claims.version in (None, version)
+            return claims.version in (None, version) and not claims.shared_besides("")
         order = self._led[0]
-        return version > order.version and self.member.claims.version_besides(order.group) in (None, version)
+        free = claims.version_besides(order.group) in (None, version) and not claims.shared_besides(order.group)
+        return free and version > order.version
 
     def order(self, group: StageGroup) -> None:
         """Form `group` and lead it; a group that is led continues until then."""

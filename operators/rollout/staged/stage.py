@@ -16,12 +16,17 @@ PLAN_ARRAYS = 6
 
 
 class StageModel:
-    """Layers `layers` of a model, for the requests of a group: at most `rows` of at most `context` tokens each."""
+    """Layers `layers` of a model, for the requests of a group: at most `rows` of at most `context` tokens each.
 
-    def __init__(self, modules: LlamaModules, layers: range, rows: int, context: int) -> None:
+    Their KV is in `slots`, or in memory of its own. Raises RuntimeError or MemoryError if there is too little.
+    """
+
+    def __init__(
+        self, modules: LlamaModules, layers: range, rows: int, context: int, slots: KVSlots | None = None
+    ) -> None:
         self.layers, self.rows, self.context = layers, rows, context
         self._modules = modules
-        self.slots = KVSlots(
+        self.slots = slots or KVSlots(
             layers=len(layers),
             rows=rows,
             heads=modules.kv_heads,

@@ -226,27 +226,47 @@ def test_group_is_refused_if_a_chunk_has_not_arrived(replicas: Replicas, version
     assert member.staging.may_load(version.version)
 
 
-@pytest.mark.parametrize("without_memory", [0, 1])
-def test_stage_without_memory_is_refused_and_keeps_no_version(
-    replicas: Replicas, version: Version, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_memory: int
+def no_memory(**shape: Any) -> KVSlots:
+    raise torch.OutOfMemoryError("tried to allocate 9 GiB")
+
+
+def test_stages_without_memory_use_that_of_their_engines(
+    replicas: Replicas, version: Version, expected: dict[str, Completion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "KVSlots", no_memory)
+    made = three_stages(replicas, version)
+    leader, member, third, spare = made
+    submit(leader, mixed(18))
+    done = finish(leader, 3)
+    assert not member.staging.may_load(version.version)  # the memory of its engine is in use
+    with member.staging.member.claims.changing(version.version) as free:
+        assert not free
+    member.die()
+    done |= finish(leader)
+    third.arrive(version, (3, 4))
+    lead(leader, group(version, [leader.stage(0, 2), spare.stage(2, 3), third.stage(3, 5)], "g-2"))
+    assert leader.staging.status(0).group == "g-2", leader.staging.status(0).error
+    done |= finish(leader, 2)
+    monkeypatch.setattr(leader.engine._own_runner, "prefill", lambda *args: pytest.fail("KV was computed again"))
+    leader.whole(version)
+    assert leader.staging.advance()
+    monkeypatch.undo()
+    wait(lambda: third.staging.may_load(version.version))
+    assert_all_same(done | finish(leader), expected)
+
+
+def test_stage_without_memory_of_a_whole_engine_is_refused(
+    replicas: Replicas, version: Version, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leader, member = replicas(2)
     leader.arrive(version, (0, 1), ends=True)
-    member.arrive(version, (2, 3, 4))
-    made: list[int] = []
-
-    def slots(**shape: Any) -> KVSlots:
-        made.append(shape["layers"])
-        if len(made) == without_memory + 1:
-            raise torch.OutOfMemoryError("tried to allocate 9 GiB")
-        return KVSlots(**shape)
-
-    monkeypatch.setattr(stage, "KVSlots", slots)
+    member.whole(version)
+    member.engine.load(member.store.path(version.version), version.version)
+    monkeypatch.setattr(stage, "KVSlots", no_memory)
     lead(leader, group(version, [leader.stage(0, 2), member.stage(2, 5)]))
     status = leader.staging.status(0)
-    assert (leader.staging.leading, status.failed) == (False, "g-1")
-    layers = (2, 3)[without_memory]
-    assert f"replica {without_memory}: no memory for the KV of {layers} layers, 16 rows" in status.error
+    assert (leader.staging.leading, status.failed, status.lost) == (False, "g-1", (1,))
+    assert "replica 1: no memory for the KV of 3 layers, 16 rows" in status.error
     newer = Version(tmp_path, number=2, seed=9).version
     wait(lambda: leader.staging.may_load(newer) and member.staging.may_load(newer))
 
