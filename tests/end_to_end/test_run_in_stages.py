@@ -14,10 +14,12 @@ import pytest
 import tomli_w
 from laminar_runs import Command, CommandServer, kill_processes_in
 from small_runs import LENGTH_REWARD, SMALL, make_model
+from test_hand_over import assert_drawn_from
 
 from infra.kafka.broker import Broker
 from infra.kafka.observer import Observer
 from infra.kafka.topic_reader import read_topic
+from infra.models.checkpoint_folder import load_model
 from infra.store.names import default_root
 from infra.store.ownership import remove_store
 from pipelines.config import load_config
@@ -130,6 +132,10 @@ def test_run_begins_in_stages_and_its_audit_passes(
         print(f"{len(early)} of {len(trajectories)} trajectories finished before a machine had the version")
         assert early
         assert {each.replica for each in early} == {stages[0].replica}
+        published = load_model(model)
+        for each in early:
+            assert [span.version for span in each.version_spans] == [plans[0].policy_version]
+            assert_drawn_from(published, each)
         assert "ended" in {plan.action for plan in plans}
         for command in run.commands:
             command.signal(signal.SIGTERM)

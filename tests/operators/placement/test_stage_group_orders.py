@@ -259,6 +259,18 @@ def test_group_ends_when_its_leader_has_left_it() -> None:
     assert not cluster.groups.leads(0)
 
 
+def test_members_of_a_dead_leader_form_another_group() -> None:
+    cluster = formed()
+    cluster.now += 11
+    cluster.beat(1)
+    cluster.beat(2)
+    cluster.arrive(1, {2, 3})
+    cluster.arrive(2, {0, 1}, ends=True)
+    ((order,), plans) = cluster.advance()
+    assert [(plan.action, plan.note) for plan in plans] == [("ended", "its leader is gone"), ("formed", "")]
+    assert ranges(order) == [(2, 0, 2), (1, 2, 4)]
+
+
 def test_restarted_placement_adopts_groups_from_heartbeats() -> None:
     cluster = Cluster(3)
     cluster.beat(0, V1, group="g2-9", leads=True, end=2)

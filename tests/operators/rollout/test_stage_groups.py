@@ -98,6 +98,22 @@ def test_lost_member_costs_only_the_kv_of_its_stage(
     assert_all_same(done | finish(leader), expected)
 
 
+def test_member_that_is_replaced_hands_its_kv_over(
+    replicas: Replicas, version: Version, expected: dict[str, Completion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = three_stages(replicas, version)
+    leader = made[0]
+    submit(leader, mixed(18))
+    done = finish(leader, 4)
+    stages = [leader.stage(0, 2), made[3].stage(2, 4), made[2].stage(4, 5)]
+    with monkeypatch.context() as patched:
+        patched.setattr(StagedRunner, "prefill", lambda *args: pytest.fail("KV was computed again"))
+        lead(leader, group(version, stages, "g-2"))
+    assert leader.staging.status(0).group == "g-2"
+    made[1].die()
+    assert_all_same(done | finish(leader), expected)
+
+
 def partition_in_step_3(leader: Replica, network: Network) -> Callable[[int], None]:
     """What `finish` calls in each step: in step 3 the first member of `leader`, behind `network`, hangs."""
 
