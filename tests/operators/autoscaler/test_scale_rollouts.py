@@ -229,7 +229,7 @@ def test_request_without_effect_is_reported_once_and_repeated() -> None:
     assert scaler.outcomes[-1].error == ""
 
 
-def test_decision_beyond_the_bounds_of_a_resumed_run_is_no_dead_letter() -> None:
+def test_decision_beyond_newer_bounds_is_no_dead_letter() -> None:
     scaler = Autoscaler()
     scaler.run(40)
     scaler.run(10, processes=4, idle=0.1)

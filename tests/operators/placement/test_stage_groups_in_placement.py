@@ -69,7 +69,7 @@ def report(placement: Placement, group: str) -> None:
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_heartbeats_form_a_group_whose_order_is_in_the_leaders_inbox(restarts: bool) -> None:
+def test_heartbeats_form_a_group_by_an_order_to_its_leader(restarts: bool) -> None:
     placement, outputs = joining(restarts)
     ((order, partition),) = [(each.record, each.partition) for each in outputs if each.topic is INBOX]
     assert (order.version, ranges(order), order.replica, partition) == (V1, [(0, 0, 2), (1, 2, 4)], 0, 0)

@@ -113,7 +113,7 @@ def test_restarted_rollout_leads_a_group_of_an_earlier_version(
     assert leader.staging.leading, leader.staging.status(0).error
 
 
-def test_broken_group_of_an_abandoned_version_rejects_its_requests(
+def test_broken_group_of_an_abandoned_version_ends(
     replicas: Replicas, version: Version, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = three_stages(replicas, version)
