@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from functools import partial
 from time import sleep
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,8 +17,6 @@ from pipelines.inspect.run_folders import RUNS
 from pipelines.present.output import Report
 
 if TYPE_CHECKING:
-    from kafka import TopicPartition
-
     from pipelines.run.deletion import Deletion
 
 WATCH_S = 10.0
@@ -54,8 +53,7 @@ def delete_command(
     watched = {place: _Watched(log) for place, log in logs.items()}
     if watched:
         sleep(WATCH_S)
-    for each in watched.values():
-        each.refuse_written()
+    _refuse_written(watched.values())
     rows = [_row(each, watched.get(each.folder)) for each in planned]
     freed = sum(row["bytes"] + row["store_bytes"] for row in rows)
     plan = [_line(row, stay=away and not topics) for row, away in zip(rows, elsewhere, strict=True)]
@@ -63,8 +61,7 @@ def delete_command(
         advice = "" if sys.stdin.isatty() else " The answer must come from a terminal; elsewhere use --yes."
         reason = f"Nothing was deleted.{advice}"
         return Report({"deleted": False, "runs": rows, "freed_bytes": 0}, lambda: reason, as_json=json, exit_code=1)
-    for each in watched.values():
-        each.refuse_written()
+    _refuse_written(watched.values())
     for each in planned:
         delete_run(each, partial(_delete_topics, logs.get(each.folder)))
     text = "\n".join(
@@ -122,12 +119,17 @@ class _Watched:
                 f"{self._log.run} on all machines before you delete its topics"
             )
 
-    def _read_ends(self) -> dict[TopicPartition, int]:
+    def _read_ends(self) -> dict[Any, int]:
         from infra.kafka.admin import admin_client, end_offsets, list_topics
         from schemas.topics import run_prefix
 
         with admin_client(self._log.client) as admin:
             return end_offsets(admin, list_topics(admin, run_prefix(self._log.run)), committed=False)
+
+
+def _refuse_written(watched: Iterable[_Watched]) -> None:
+    for each in watched:
+        each.refuse_written()
 
 
 def _delete_topics(log: RunClient | None) -> None:
