@@ -10,6 +10,7 @@ from infra.machine import check_gpu_list
 from infra.name_lookup import suggest_name
 from operators.rollout.emulation_config import EngineEmulation
 from operators.rollout.environments.config import ENVIRONMENTS, EnvironmentSpec
+from operators.rollout.vllm_options import reject_own
 
 _DEFAULT_SLOTS = 128
 
@@ -52,7 +53,7 @@ class RolloutConfig:
     """The numbers of the GPUs of a machine that rollouts use, the same on every machine; empty: all that are
     visible."""
     vllm: Mapping[str, bool | int | float | str] = field(default_factory=dict)
-    """Additional engine arguments of vLLM, by name."""
+    """Additional engine arguments of vLLM, by name. Those that have a setting of their own are refused."""
     speculation: bool = False
     """Whether steps of few trajectories draft several tokens from recent texts and verify them in one pass. Tokens and
     logprobs do not change. Not with `vllm`."""
@@ -94,6 +95,7 @@ class RolloutConfig:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         if self.engine != "vllm" and (self.vllm or self.tensor_parallel > 1):
             raise ValueError(f"tensor_parallel > 1 and vllm require engine 'vllm', not {self.engine!r}")
+        reject_own(self.vllm)
         if self.engine == "vllm" and self.speculation:
             raise ValueError(
                 "speculation requires engine 'transformers' or 'emulated', not 'vllm', which verifies drafts with "

@@ -1,19 +1,42 @@
-"""Which engine arguments of vLLM a CPU cannot have. It does not import vLLM."""
+"""Which engine arguments of vLLM `rollout.vllm` and a CPU cannot have. It does not import vLLM."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+_SETTINGS = {
+    "model": "model.path",
+    "dtype": "rollout.dtype",
+    "slots": "rollout.slots",
+    "max_num_seqs": "rollout.slots",
+    "context": "rollout.context",
+    "max_model_len": "rollout.context",
+    "gpus": "rollout.tensor_parallel",
+    "tensor_parallel_size": "rollout.tensor_parallel",
+}
+"""Arguments that have a setting, by which other roles and the GPU map know them."""
+_FIXED = ("async_scheduling", "logits_processors", "logprobs_mode", "skip_tokenizer_init")
+"""Arguments whose value the draws need."""
+
+
+def reject_own(options: Mapping[str, Any]) -> None:
+    """Raise ValueError for `options` of vLLM that Laminar sets itself, or that would have no effect."""
+    for name in options:
+        if name in _SETTINGS:
+            raise ValueError(f"vllm.{name} cannot be set: set {_SETTINGS[name]}")
+        if name in _FIXED:
+            raise ValueError(
+                f"vllm.{name} cannot be set: draws that any engine repeats need Laminar's value. Remove it"
+            )
+    if options.get("enable_sleep_mode"):
+        raise ValueError("vllm.enable_sleep_mode would have no effect: nothing puts a rollout to sleep. Remove it")
+
 
 def reject_on_cpu(options: Mapping[str, Any]) -> None:
-    """Raise ValueError, naming the setting, for `options` of vLLM that need a GPU: compiled code, sleep, FP8."""
+    """Raise ValueError, naming the setting, for `options` of vLLM that need a GPU: compiled code, FP8."""
     if not options.get("enforce_eager", True):
         raise ValueError("enforce_eager must be true on a CPU: compiled code keeps its first weights")
-    if options.get("enable_sleep_mode"):
-        raise ValueError(
-            "rollout.vllm.enable_sleep_mode needs a GPU: a sleeping engine frees GPU memory for the trainer. Remove it"
-        )
     for name in ("quantization", "kv_cache_dtype"):
         value = str(options.get(name) or "")
         if "fp8" in value.lower():

@@ -174,7 +174,8 @@ def _task(folder: Path, run: str, changes: list[str], out: Path | None) -> _Task
     for change in changes:
         if not change.startswith(SECTION):
             raise typer.BadParameter(f"{change!r}: a replay can change only {SECTION}* settings", param_hint="--set")
-    config = load_config(file, changes)
+    alone = ["trainer.shard_ranks=0", "trainer.context_ranks=1"] if "trainer.ranks=1" in changes else []
+    config = load_config(file, [*changes, *alone])
     steps = config.trainer.optimizer_steps
     if not any(change.startswith("trainer.optimizer_steps") for change in changes):
         steps = min(steps, _last_step(place) or steps)
@@ -292,6 +293,8 @@ def _model_row(file: Path, model: Path | None, changes: list[str]) -> dict[str, 
     folder = config.model_folder() if model is None else model
     try:
         plan = plan_rank(shape_of(folder), config.trainer)
+    except KeyError as error:
+        raise typer.BadParameter(f"the config.json of the model in {folder} has no {error}") from error
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"the model in {folder}: {error}") from error
     return {"model": folder.name, "ranks": config.trainer.ranks, **_gigabytes(plan.parts)}

@@ -182,7 +182,10 @@ def host_memory(config: Config) -> HostMemory:
         return HostMemory()
     if folder is None:
         return HostMemory(_WITHOUT_MODEL)
-    shape = shape_of(folder)
+    try:
+        shape = shape_of(folder)
+    except KeyError as error:
+        raise ValueError(f"the config.json of the model in {folder} has no {error}") from error
     weights = shape.parameters * ELEMENT_BYTES[config.rollout.weights_dtype]
     stored = weights * (config.relay.keep_versions + 1)
     on_gpu = config.trainer.device.startswith("cuda")

@@ -1,9 +1,10 @@
-"""Options of vLLM that need a GPU are refused on a CPU, with the name of the setting."""
+"""Options of vLLM that Laminar sets itself, and on a CPU those that need a GPU, are refused by name."""
 
 from __future__ import annotations
 
 import pytest
 
+from operators.rollout.config import RolloutConfig
 from operators.rollout.vllm_options import reject_on_cpu
 
 
@@ -11,7 +12,6 @@ from operators.rollout.vllm_options import reject_on_cpu
     ("options", "reason"),
     [
         ({"enforce_eager": False}, "enforce_eager must be true on a CPU"),
-        ({"enable_sleep_mode": True}, r"rollout\.vllm\.enable_sleep_mode needs a GPU"),
         ({"quantization": "fp8"}, r"rollout\.vllm\.quantization = 'fp8' needs a GPU"),
         ({"kv_cache_dtype": "fp8_e5m2"}, r"rollout\.vllm\.kv_cache_dtype = 'fp8_e5m2' needs a GPU"),
     ],
@@ -24,3 +24,17 @@ def test_option_that_needs_a_gpu_is_refused_on_a_cpu(options: dict[str, object],
 @pytest.mark.parametrize("options", [{}, {"enable_sleep_mode": False, "kv_cache_dtype": "auto", "quantization": None}])
 def test_other_options_are_accepted_on_a_cpu(options: dict[str, object]) -> None:
     reject_on_cpu(options)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("dtype", "float16", r"vllm\.dtype cannot be set: set rollout\.dtype"),
+        ("tensor_parallel_size", 2, r"vllm\.tensor_parallel_size cannot be set: set rollout\.tensor_parallel"),
+        ("async_scheduling", True, r"vllm\.async_scheduling cannot be set: draws"),
+        ("enable_sleep_mode", True, r"vllm\.enable_sleep_mode would have no effect"),
+    ],
+)
+def test_option_that_laminar_sets_is_refused(name: str, value: object, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        RolloutConfig(engine="vllm", vllm={name: value})

@@ -51,3 +51,15 @@ def test_train_memory_names_a_folder_without_a_model(capsys: pytest.CaptureFixtu
         main(["train", "memory", str(file)])
     assert ended.value.code
     assert f"the model in {tmp_path}" in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_train_memory_names_a_missing_size(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model, file = save_tiny_model(tmp_path / "model"), tmp_path / "run.toml"
+    config = json.loads((model / "config.json").read_text())
+    del config["vocab_size"]
+    (model / "config.json").write_text(json.dumps(config))
+    file.write_text(CONFIG.format(model=model))
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "memory", str(file)])
+    assert ended.value.code
+    assert "has no 'vocab_size'" in " ".join(capsys.readouterr().err.replace("│", " ").split())
