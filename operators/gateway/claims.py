@@ -159,7 +159,8 @@ class ClaimRequests:
         if found is None:
             return HttpResponse(status_code=204, headers=_CLOSE)
         key = f"{self.keys.key_of(found.episode)}{ATTEMPT}{found.attempt}"
-        return JSONResponse({**found._asdict(), "key": key, "timeout_s": claims.timeout_s}, headers=_CLOSE)
+        limits = {"timeout_s": claims.timeout_s, "turn_timeout_s": self.player.timeout_s}
+        return JSONResponse({**found._asdict(), "key": key, **limits}, headers=_CLOSE)
 
     async def _fail(self, name: str) -> None:
         """End an episode that no agent finished in time; no claim waits for its owner."""

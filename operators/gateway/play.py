@@ -125,7 +125,7 @@ class Player:
     ) -> None:
         self._table, self._changes, self._send, self._context = table, changes, send, context
         self._branches, self._most_tokens = branches, most_tokens
-        self._timeout_s, self._clock, self._now = timeout_s, clock, now
+        self.timeout_s, self._clock, self._now = timeout_s, clock, now
         self._planning: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By episode: only one of its requests is planned at a time, since only one is sent."""
 
@@ -135,7 +135,7 @@ class Player:
 
         A repeated request gets the recorded response. Raises ValueTooLarge for one that the log cannot have.
         """
-        deadline = self._clock() + self._timeout_s
+        deadline = self._clock() + self.timeout_s
         known: tuple[Any, ...] | None = None
         send_at = shown = 0.0
         reached = self._table.length(name)
@@ -155,7 +155,7 @@ class Player:
                 length = self._table.length(name)
                 grown, reached = length > reached, length
                 if grown:
-                    deadline = self._clock() + self._timeout_s
+                    deadline = self._clock() + self.timeout_s
                 if order is not None and (key := (order.turn_id, order.lease, order.start)) != known:
                     own = order.turn_id == options.turn_id  # that of another request is sent by it, unless it has gone
                     known, send_at = key, self._clock() + (0.0 if own else _OTHERS_S)
@@ -171,7 +171,7 @@ class Player:
 
     async def end(self, name: str, report: AgentReport) -> None:
         """End the episode, and wait until its trajectory has finished. Raises ApiError and ValueTooLarge."""
-        deadline = self._clock() + self._timeout_s
+        deadline = self._clock() + self.timeout_s
         known_by = self._clock() + KNOWN_S
         sent, again_at = -1, 0.0
         async with self._changes.watching(name) as changed:
@@ -192,7 +192,7 @@ class Player:
     async def _wait(self, changed: asyncio.Event, deadline: float, most_s: float | None = None) -> None:
         left = deadline - self._clock()
         if left <= 0:
-            waited = f"no response within {self._timeout_s:g} s; repeat the request to wait longer"
+            waited = f"no response within {self.timeout_s:g} s; repeat the request to wait longer"
             raise ApiError(504, waited, "timeout")
         try:
             await asyncio.wait_for(changed.wait(), min(left, _RECHECK_S if most_s is None else most_s))

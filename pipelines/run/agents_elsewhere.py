@@ -30,6 +30,12 @@ RETRY_S = 1.0
 MAX_RESPONSE_BYTES = 10 * 2**20
 _UNAVAILABLE_S = 300.0
 """A gateway that does not respond for so many seconds has ended."""
+_DAY_S = 86_400.0
+"""The longest time-out of a request."""
+_MARGIN_S = 60.0
+"""The gateway's own time-out begins once it has read the request: a client must wait longer to get its response."""
+_REPEATED = (0, 408, 429, 502, 503, 504)
+"""The status of requests that are repeated; 0: there was no response."""
 PrintNote = Callable[[str], None]
 
 
@@ -56,7 +62,7 @@ class RemoteAgents:
         """Play episodes. Raises GatewayError if the gateway rejects the key, or has ended; OSError for a full disk."""
         if self.transcripts is not None:
             self.transcripts.mkdir(parents=True, exist_ok=True)
-        self._left, self._lock = self.episodes, threading.Lock()
+        self._left, self._lock, self._end_s = self.episodes, threading.Lock(), 0.0
         self._errors: list[Exception] = []
         with tempfile.TemporaryDirectory() as work:
             threads = [
@@ -94,7 +100,7 @@ class RemoteAgents:
 
     def _claim(self) -> Mapping[str, Any] | None:
         while not self.stop.is_set():
-            body = self._post(self.gateway, "episodes/claim", {"wait_s": WAIT_S})
+            body = self._post(self.gateway, "episodes/claim", {"wait_s": WAIT_S}, WAIT_S + _MARGIN_S)
             if body:
                 return body
         return None
@@ -103,6 +109,7 @@ class RemoteAgents:
         try:
             episode, number, key = str(claimed["episode"]), int(claimed["attempt"]), str(claimed["key"])
             task, most_s = dict(claimed["task"]), float(claimed["timeout_s"])
+            self._end_s = min(float(claimed["turn_timeout_s"]) + _MARGIN_S, _DAY_S)
         except (KeyError, TypeError, ValueError) as missing:
             raise GatewayError(f"the gateway hands out an episode without {missing}") from missing
         if not is_trajectory_id(episode):
@@ -127,12 +134,12 @@ class RemoteAgents:
         name = f"{episode}.{number}"
         try:
             if error:
-                self._post(self.gateway, "episodes/release", given)
+                self._post(self.gateway, "episodes/release", given, self._end_s)
             else:
-                self._post(access, "episode/end", report)
+                self._post(access, "episode/end", report, self._end_s)
             self.note(f"{name}: {error or json.dumps(report, ensure_ascii=False)}")
         except GatewayError as refused:
-            if refused.status not in (400, 409, 413):
+            if refused.status not in (400, 408, 409, 413):
                 raise
             self.note(f"{name}: {refused}")  # it has ended, or its report was rejected
             if refused.status != 409 and not error:
@@ -144,19 +151,22 @@ class RemoteAgents:
         if self.transcripts is not None:
             note(self.transcripts / f"{name.rpartition('.')[0]}.log", reason)
         with suppress(GatewayError):  # it has ended
-            self._post(access, "episode/end", {"error": reason})
+            self._post(access, "episode/end", {"error": reason}, self._end_s)
 
-    def _post(self, access: GatewayAccess, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The body of the response, empty for status 204; repeated while the gateway does not respond."""
-        until = time.monotonic() + _UNAVAILABLE_S
+    def _post(self, access: GatewayAccess, path: str, body: Mapping[str, Any], timeout_s: float) -> Mapping[str, Any]:
+        """The body of the response, empty for status 204; repeated while there is none within `timeout_s`, or the
+        gateway cannot respond yet."""
+        until: float | None = None
         while True:
             try:
-                with access.post(path, body) as response:
+                with access.post(path, body, timeout_s) as response:
                     return _object_in(response.read(MAX_RESPONSE_BYTES), access.url)
             except GatewayError as error:
-                if error.status not in (0, 429, 503, 504) or self.stop.is_set():
+                if error.status not in _REPEATED or self.stop.is_set():
                     raise
-                if error.status:  # it runs
+                if error.by_gateway and error.status != 408:  # it runs; a body that is too slow may stay so
+                    until = None
+                elif until is None:  # counted from the first failure: to wait for a response may take longer
                     until = time.monotonic() + _UNAVAILABLE_S
                 elif time.monotonic() > until:
                     raise

@@ -25,11 +25,14 @@ ERROR_BYTES = 10_000
 
 
 class GatewayError(RuntimeError):
-    """The gateway rejects a request, or does not respond. `status` is that of the response, 0 without one."""
+    """The gateway rejects a request, or does not respond. `status` is that of the response, 0 without one.
 
-    def __init__(self, message: str, status: int = 0) -> None:
+    `by_gateway`: the response has the shape of the gateway's errors, and is not of a proxy before it.
+    """
+
+    def __init__(self, message: str, status: int = 0, *, by_gateway: bool = False) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.by_gateway = status, by_gateway
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,8 @@ class GatewayAccess:
                 yield response
         except urllib.error.HTTPError as error:
             with error:
-                raise GatewayError(_message_in(error.read(ERROR_BYTES)) or str(error), error.code) from error
+                message = _message_in(error.read(ERROR_BYTES))
+                raise GatewayError(message or str(error), error.code, by_gateway=bool(message)) from error
         except (OSError, http.client.HTTPException) as error:
             raise GatewayError(f"the gateway at {self.url} does not respond: {error}. Is the run active?") from error
 

@@ -117,7 +117,9 @@ def test_people_have_no_more_requests_at_once_than_configured(tmp_path: Path) ->
         for each in held:
             assert (await anext(each)).token_ids
         third = asyncio.create_task(anext(served.follow("v1", [1], ServedSampling(3, ()))))
-        await served.versions()  # a request that was sent before it would have its response
+        await asyncio.sleep(0)  # it waits for a place; without one it would be sent now
+        await served.versions()  # what was sent before this has its response
+        await asyncio.sleep(0)
         assert not third.done()
         await held[0].aclose()
         assert (await third).token_ids
@@ -172,12 +174,14 @@ def test_a_worker_claims_an_episode_and_plays_it(tmp_path: Path) -> None:
         claimed = (await client.post("/episodes/claim", json={})).json()
         assert (claimed["episode"], claimed["attempt"]) == (NAME, 0)
         assert (claimed["task"]["text"], claimed["timeout_s"]) == ("question 0", 60.0)
+        assert claimed["turn_timeout_s"] == run.config.turn_timeout_s
         assert (await client.post("/episodes/claim", json={})).status_code == 204
         client.headers["authorization"] = f"Bearer {claimed['key']}"
         assert (await chat(client, user("hello")))["choices"][0]["message"]["content"] == "hi"
         assert (await client.post("/episode/end", json={"reward": 1})).json()["finished"]
 
-    play(ScriptedRun("hi$"), WORKERS, tmp_path, scenario)
+    run = ScriptedRun("hi$")
+    play(run, WORKERS, tmp_path, scenario)
 
 
 def test_a_claim_waits_for_an_episode(tmp_path: Path) -> None:

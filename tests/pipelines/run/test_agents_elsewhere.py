@@ -22,21 +22,32 @@ WRITE = "import json, os; report = lambda **of: open(os.environ['LAMINAR_REPORT'
 
 
 class Claimed:
-    """A gateway that hands out `episodes`; each path in `broken` responds with its status first."""
+    """A gateway that hands out `episodes`; each path in `broken` responds with its statuses first.
+
+    The first requests for a path in `unanswered`, so many, get no response before `close`.
+    """
 
     changed: dict[str, Any]
 
     def __init__(self, *episodes: str) -> None:
-        self.episodes, self.broken, self.cut = list(episodes), {}, set[str]()
+        self.episodes, self.broken, self.cut = list(episodes), dict[str, list[int]](), set[str]()
         self.timeout_s, self.changed, self.claimed = 60.0, {}, threading.Event()
         self.received: list[tuple[str, str, Any]] = []
+        self.unanswered, self.closing = dict[str, int](), threading.Event()
+        self.page = b""
+        """What a proxy responds in place of the gateway."""
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 path, key = self.path.removeprefix("/v1/"), self.headers["authorization"].removeprefix("Bearer ")
-                status = outer.broken.pop(path, 0)
+                if outer.unanswered.get(path):
+                    outer.unanswered[path] -= 1
+                    outer.closing.wait()
+                    return
+                status = 503 if outer.page else next(iter(outer.broken.get(path, ())), 0)
+                outer.broken[path] = outer.broken.get(path, [])[1:]
                 response: dict[str, Any] = {"error": {"message": "not now"}} if status else {}
                 if not status and path == "episodes/claim":
                     status = 200 if outer.episodes else 401  # 401 ends the agents of a test
@@ -44,12 +55,12 @@ class Claimed:
                         name = outer.episodes.pop(0)
                         outer.claimed.set()
                         response = {"episode": name, "attempt": 0, "key": f"k-{name}", "task": {"text": name}}
-                        response |= {"timeout_s": outer.timeout_s} | outer.changed
+                        response |= {"timeout_s": outer.timeout_s, "turn_timeout_s": 600.0} | outer.changed
                 elif not status:
                     outer.received.append((path, key, body))
                 self.send_response(status or 200)
                 self.end_headers()
-                self.wfile.write(json.dumps(response).encode()[: 1 if path in outer.cut else None])
+                self.wfile.write(outer.page or json.dumps(response).encode()[: 1 if path in outer.cut else None])
                 outer.cut.discard(path)
 
             def log_message(self, *_: object) -> None:
@@ -61,6 +72,7 @@ class Claimed:
         self.thread.start()
 
     def close(self) -> None:
+        self.closing.set()
         self.server.shutdown()
         self.thread.join()
         self.server.server_close()
@@ -108,22 +120,69 @@ def test_a_failed_attempt_is_given_back(program: str, settings: dict[str, Any], 
     assert error in body["error"]
 
 
-@pytest.mark.parametrize("status", [400, 413])
-def test_rejected_report_ends_the_episode_with_its_error(gateway: Claimed, tmp_path: Path, status: int) -> None:
-    gateway.broken["episode/end"] = status
+@pytest.mark.parametrize("statuses", [[400], [413], [408, 408]])
+def test_rejected_report_ends_the_episode_with_its_error(
+    gateway: Claimed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, statuses: list[int]
+) -> None:
+    """So does one that does not arrive in time, however often it is sent."""
+    monkeypatch.setattr("pipelines.run.agents_elsewhere._UNAVAILABLE_S", -1.0)
+    monkeypatch.setattr("pipelines.run.agents_elsewhere.RETRY_S", 0.0)
+    gateway.broken["episode/end"] = statuses
     play(gateway, "report(rewards={'x': 1})", episodes=1, transcripts=tmp_path)
     reason = "its report was rejected: not now"
     assert gateway.received == [("episode/end", "k-p0.0", {"error": reason})]
     assert (tmp_path / "p0.0.log").read_text() == f"laminar: {reason}\n"
 
 
-def test_gateway_that_responds_late_has_not_ended(gateway: Claimed, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("status", [408, 429, 503, 504])
+def test_gateway_that_responds_late_has_not_ended(
+    gateway: Claimed, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
     """It has waited for the owner of the episode; other agents of this process go on."""
     monkeypatch.setattr("pipelines.run.agents_elsewhere._UNAVAILABLE_S", -1.0)
     monkeypatch.setattr("pipelines.run.agents_elsewhere.RETRY_S", 0.0)
-    gateway.broken["episode/end"] = 504
+    gateway.broken["episode/end"] = [status]
     play(gateway, "report(reward=1)")
     assert [key for _, key, _ in gateway.received] == ["k-p0.0", "k-p1.0"]
+
+
+def test_request_without_a_response_in_time_is_repeated(gateway: Claimed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait for the response is longer than a gateway that has ended is waited for."""
+    monkeypatch.setattr("pipelines.run.agents_elsewhere._UNAVAILABLE_S", 0.5)
+    monkeypatch.setattr("pipelines.run.agents_elsewhere.RETRY_S", 0.0)
+    monkeypatch.setattr("pipelines.run.agents_elsewhere._MARGIN_S", 0.0)
+    gateway.changed["turn_timeout_s"] = 1.0
+    gateway.unanswered["episode/end"] = 1
+    play(gateway, "report(reward=1)")
+    assert [key for _, key, _ in gateway.received] == ["k-p0.0", "k-p1.0"]
+
+
+def test_response_is_waited_for_longer_than_the_gateway_waits(
+    gateway: Claimed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else no client gets the status 504 of a gateway, and a gateway that waits for an owner seems to have ended."""
+    waits: dict[str, float] = {}
+    post = GatewayAccess.post
+
+    def posting(access: GatewayAccess, path: str, body: Any, timeout_s: float) -> Any:
+        waits[path] = timeout_s
+        return post(access, path, body, timeout_s)
+
+    monkeypatch.setattr(GatewayAccess, "post", posting)
+    gateway.changed["turn_timeout_s"] = 5000.0
+    play(gateway, "report(reward=1)", episodes=1)
+    assert waits["episodes/claim"] < 600
+    assert waits["episode/end"] > 5000
+
+
+def test_error_of_a_proxy_does_not_show_that_the_gateway_runs(
+    gateway: Claimed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.run.agents_elsewhere._UNAVAILABLE_S", -1.0)
+    monkeypatch.setattr("pipelines.run.agents_elsewhere.RETRY_S", 0.0)
+    gateway.page = b"<h1>Service Unavailable</h1>"
+    with pytest.raises(GatewayError, match="503"):
+        play(gateway, "report(reward=1)")
 
 
 def test_an_attempt_takes_no_longer_than_the_run_allows(gateway: Claimed) -> None:
@@ -152,7 +211,7 @@ def test_an_invalid_claim_ends_the_agents(changed: dict[str, Any], gateway: Clai
 
 def test_requests_are_repeated_while_the_gateway_is_away(gateway: Claimed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.run.agents_elsewhere.RETRY_S", 0.01)
-    gateway.broken = {"episodes/claim": 503, "episode/end": 503}
+    gateway.broken = {"episodes/claim": [503], "episode/end": [503]}
     play(gateway, "report(reward=0)", episodes=1)
     assert [path for path, _, _ in gateway.received] == ["episode/end"]
 
@@ -165,7 +224,7 @@ def test_a_request_is_repeated_if_its_response_is_cut(gateway: Claimed, monkeypa
 
 
 def test_an_episode_that_has_ended_meanwhile_is_left(gateway: Claimed) -> None:
-    gateway.broken = {"episode/end": 409}
+    gateway.broken = {"episode/end": [409]}
     notes = play(gateway, "report(reward=0)")
     assert "not now" in notes[0]
     assert [key for _, key, _ in gateway.received] == ["k-p1.0"]
