@@ -40,6 +40,7 @@ from operators.gateway.claims import ClaimRequests
 from operators.gateway.config import GatewayConfig
 from operators.gateway.connected import while_connected
 from operators.gateway.conversation import TurnPlan, plan_completion, plan_turn
+from operators.gateway.encoding import Encoder
 from operators.gateway.episode_table import EpisodeTable, OpenEpisode
 from operators.gateway.errors import ApiError, invalid
 from operators.gateway.play import Player, RecordedResponse, TurnOptions
@@ -96,6 +97,7 @@ class Gateway:
     """Hands out episodes to agents elsewhere; None: this run starts its agents itself."""
     connections: Connections = field(default_factory=Connections)
     """Those of the server."""
+    encoder: Encoder = field(default_factory=Encoder)
     seen: Counter[tuple[str, str]] = field(default_factory=Counter)
     active: Counter[str] = field(default_factory=Counter)
     """Requests in progress by episode."""
@@ -236,7 +238,7 @@ class Gateway:
     async def _follow_version(
         self, served: ServedVersions, version: str, chat: ChatRequest
     ) -> AsyncGenerator[RecordedResponse]:
-        request = await asyncio.to_thread(self._served_request, chat)  # to encode a long text takes seconds
+        request = await self.encoder.run(PEOPLE, partial(self._served_request, chat))
         async with aclosing(served.follow(version, *request)) as responses:
             async for response in responses:
                 yield response
@@ -256,7 +258,10 @@ class Gateway:
             min(chat.max_tokens, room), self.form.stop_token_ids, chat.stop_strings, chat.temperature, chat.top_p
         )
 
-    def _plan(self, chat: ChatRequest, name: str, episode: OpenEpisode) -> TurnPlan:
+    async def _plan(self, chat: ChatRequest, name: str, episode: OpenEpisode) -> TurnPlan:
+        return await self.encoder.run(name, partial(self._encoded, chat, name, episode))
+
+    def _encoded(self, chat: ChatRequest, name: str, episode: OpenEpisode) -> TurnPlan:
         try:
             if chat.legacy:
                 known = self.table.tokens(name)

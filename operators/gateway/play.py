@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,8 +37,8 @@ SEND_AGAIN_S = 15.0
 KNOWN_S = 5.0
 """A turn of which another gateway has answered the request is known here after so many seconds at the latest."""
 
-Plan = Callable[[OpenEpisode], TurnPlan]
-"""Called in a thread of its own, without the table's lock: to encode a long text takes seconds."""
+Plan = Callable[[OpenEpisode], Awaitable[TurnPlan]]
+"""Called without the table's lock: to encode a long text takes seconds."""
 Send = Callable[[TurnRequest | EpisodeEnd], None]
 
 
@@ -206,7 +206,7 @@ class Player:
             if episode is None or episode.pending is not None or _ended(episode, options) is not None:
                 return None
             lease = episode.lease
-        return _Planned(lease, length, await asyncio.to_thread(plan, episode))
+        return _Planned(lease, length, await plan(episode))
 
     def _look(
         self, name: str, options: TurnOptions, planned: _Planned | None
@@ -229,10 +229,10 @@ class Player:
         order = replace(pending, lease=episode.lease, replica=episode.replica, incarnation=episode.incarnation)
         return self._response(name, episode, pending, None) if mine else None, order
 
-    def _order(self, name: str, episode: OpenEpisode, options: TurnOptions, planned: TurnPlan) -> TurnRequest:
+    def _order(self, name: str, episode: OpenEpisode, options: TurnOptions, plan: TurnPlan) -> TurnRequest:
         start = self._table.length(name)
-        known = sum(each.stop - each.start for each in planned.context)
-        length = known + len(planned.token_ids)
+        known = sum(each.stop - each.start for each in plan.context)
+        length = known + len(plan.token_ids)
         if not length:  # nobody could respond, and it would block the episode
             raise invalid("the request has no tokens: its messages are empty", "messages")
         if length >= self._context:
@@ -242,14 +242,14 @@ class Player:
                 "context_length_exceeded",
             )
         budget = episode.prompt.sampling.max_new_tokens
-        if start + len(planned.token_ids) >= budget:
+        if start + len(plan.token_ids) >= budget:
             raise invalid(
-                f"the request needs {len(planned.token_ids)} new tokens, but of the {budget} tokens of this episode "
+                f"the request needs {len(plan.token_ids)} new tokens, but of the {budget} tokens of this episode "
                 f"(prompts.max_new_tokens) {budget - start} are left",
                 "messages",
                 "context_length_exceeded",
             )
-        if planned.rewritten:
+        if plan.rewritten:
             episode.rewritten.add(options.turn_id)
         order = TurnRequest(
             trajectory_id=name,
@@ -259,11 +259,11 @@ class Player:
             turn_id=options.turn_id,
             digest=options.digest,
             start=start,
-            context=planned.context,
-            token_ids=token_ids(planned.token_ids),
+            context=plan.context,
+            token_ids=token_ids(plan.token_ids),
             max_tokens=options.max_tokens,
             stop_strings=options.stop_strings,
-            messages=json.dumps([dict(each) for each in planned.messages], ensure_ascii=False),
+            messages=json.dumps([dict(each) for each in plan.messages], ensure_ascii=False),
             tools=options.tools,
             stream=options.stream,
             written_at=self._now(),
