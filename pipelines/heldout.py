@@ -29,12 +29,15 @@ class HeldoutPrompts:
         from infra.models.checkpoint_folder import load_tokenizer  # deferred: imports torch
 
         tokenizer = load_tokenizer(self.config.model_folder())
-        context = self.config.context
+        context, gateway = self.config.context, self.config.gateway
+        plain_agents = gateway is not None and gateway.template == "plain"
         rendered: list[Prompt] = []
         skipped = 0
         for number, (task, question) in enumerate(all_heldout_questions(prompts)):
             try:
-                rendered.append(render(question, number, task, tokenizer, context, purpose="evaluation", samples=1))
+                what = (question, number, task, tokenizer, context)
+                prompt = render(*what, purpose="evaluation", samples=1, plain_agents=plain_agents)
+                rendered.append(prompt)
             except PromptTooLong as error:
                 skipped += 1
                 log.warning("a held-out question is skipped: %s", error)

@@ -28,7 +28,8 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
     prompts, batch = config.prompts, config.experience.global_batch
     samples = min(task.samples_per_prompt for task in prompts.mixture)
     lead = config.placement.lead(batch, samples, levels=bool(prompts.curricula))
-    draw = DrawPrompts(prompts, source, model, config.context, lead)
+    plain_agents = config.gateway is not None and config.gateway.template == "plain"
+    draw = DrawPrompts(prompts, source, model, config.context, lead, plain_agents)
     (
         pipeline
         | "poll" >> ReadTopics(source)

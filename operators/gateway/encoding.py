@@ -1,7 +1,7 @@
 """Threads that encode the messages of requests, one request of a holder at a time.
 
-To encode a long text takes seconds, and a thread cannot be cancelled. With threads of their own, long texts do not delay
-what the gateway writes to the log; and a client that sends one, goes and sends it again has one thread.
+To encode a long text takes seconds, and a thread cannot be cancelled. With threads of their own, long texts do not
+delay what the gateway writes to the log; and a client that sends one, goes and sends it again has one thread.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ class Encoder:
         """By holder; locked until the thread ends, also if nobody waits for it any more."""
 
     async def run(self, holder: str, work: Callable[[], T]) -> T:
-        """The result of `work`, after the earlier work of `holder` (an episode, or PEOPLE). Work that has not begun when
-        the caller is cancelled never does."""
+        """The result of `work`, after the earlier work of `holder`, an episode or PEOPLE.
+
+        Work that has not begun when the caller is cancelled never does.
+        """
         turn = self._turns.setdefault(holder, asyncio.Lock())
         await turn.acquire()
         submitted = self._threads.submit(work)

@@ -44,7 +44,7 @@ class DrawPrompts:
     """Writes prompts in the order of their sources, at most `lead` prompts ahead of placement's dispatch.
 
     `model` is the folder of the tokenizer, None for synthetic prompts; `context` the context length of the model in
-    tokens.
+    tokens. `plain_agents`: see `render`.
     """
 
     config: PromptsConfig
@@ -52,6 +52,7 @@ class DrawPrompts:
     model: Path | None
     context: int
     lead: int
+    plain_agents: bool = False
 
     def restore(
         self,
@@ -224,7 +225,8 @@ class PromptFold(ShardFold):
             return [self._dead_letter(task, str(error), cursor, b"")]
         try:
             with phase("render prompts"):
-                prompt = render(question, self._number, task.config, task.tokenizer, step.context)
+                what = (question, self._number, task.config, task.tokenizer, step.context)
+                prompt = render(*what, plain_agents=step.plain_agents)
         except ValueError as error:
             self._refused.add(_REFUSED + refusal_kind(error))
             task.refused += 1

@@ -31,11 +31,13 @@ def render(
     *,
     purpose: Purpose = "train",
     samples: int | None = None,
+    plain_agents: bool = False,
 ) -> Prompt:
     """Prompt `number` of `question`, for a model with a context of `context` tokens for prompt and response.
 
     `samples` overrides the configured number, for evaluation. `max_new_tokens` is reduced to the remaining
     context. Plain text is encoded with the special tokens that the tokenizer adds; a chat template contains its own.
+    `plain_agents`: the gateway formats agents' messages without the chat template.
     Raises PromptTooLong, and ValueError for a conversation without a chat template.
     """
     messages = chat_messages(question, config)
@@ -44,7 +46,7 @@ def render(
     room = context - len(ids)
     if room < 1:
         raise PromptTooLong(number, len(ids), context)
-    sampling = _sampling(config, tokenizer)
+    sampling = _sampling(config, tokenizer, plain_agents)
     return Prompt(
         number=number,
         purpose=purpose,
@@ -85,8 +87,8 @@ def check_template(config: TaskConfig, tokenizer: Tokenizer) -> None:
         prompt_text(Question(0, "?", (), {}, config.task_name), config, tokenizer)
 
 
-def _sampling(config: TaskConfig, tokenizer: Tokenizer) -> Sampling:
-    templated = config.chat_template or config.environment == AGENT  # the gateway applies it to an agent's messages
+def _sampling(config: TaskConfig, tokenizer: Tokenizer, plain_agents: bool) -> Sampling:
+    templated = not plain_agents if config.environment == AGENT else config.chat_template
     # One seed for the run; engines combine it with the trajectory's id and the position.
     return Sampling(
         temperature=float(config.temperature),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+import apache_beam as beam
 import pytest
 
 from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
+from operators.prompts.draw_prompts import DrawPrompts
+from pipelines import prompts as prompts_role
 from pipelines.config import Config, ConfigError, parse_config
 from pipelines.heldout import HeldoutPrompts
 
@@ -24,11 +28,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def config(model: Path, context: int, heldout: int = 8, **more: Any) -> Config:
+def config(model: Path, context: int, heldout: int = 8, gateway: Any = None, **more: Any) -> Config:
     prompts = {**more, "task": "chain_sum", "heldout": heldout, "task_args": {"min_terms": 2, "max_terms": 6}}
-    return parse_config(
-        {"model": {"path": str(model)}, "prompts": prompts, "rollout": {"context": context}}, "test.toml"
-    )
+    kafka = {"bootstrap_servers": "nowhere:1"}
+    tables = {"model": {"path": str(model)}, "prompts": prompts, "rollout": {"context": context}, "kafka": kafka}
+    return parse_config({**tables, **({"gateway": gateway} if gateway else {})}, "test.toml")
 
 
 def test_heldout_prompts_are_for_evaluation_and_sampled_once(model: Path) -> None:
@@ -36,6 +40,22 @@ def test_heldout_prompts_are_for_evaluation_and_sampled_once(model: Path) -> Non
     assert len(prompts) == 8
     assert {(prompt.purpose, prompt.samples) for prompt in prompts} == {("evaluation", 1)}
     assert len({prompt.text for prompt in prompts}) == 8
+
+
+@pytest.mark.parametrize("template", ["auto", "plain"])
+def test_prompts_of_agents_stop_where_turns_end(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str
+) -> None:
+    """As the gateway's format of their messages says: held-out prompts, and those that the role draws."""
+    drawn: list[DrawPrompts] = []
+    monkeypatch.setattr(prompts_role, "DrawPrompts", lambda *of: drawn.append(DrawPrompts(*of)) or drawn[0])
+    copied = shutil.copytree(model, tmp_path / "model")
+    (copied / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}<|pad|>{% endfor %}")
+    settings = config(copied, 200, gateway={"template": template}, environment="agent")
+    (prompt, *_) = HeldoutPrompts(settings)()
+    assert prompt.sampling.stop_token_ids == ((1, 0) if template == "auto" else (1,))
+    prompts_role.build(beam.Pipeline(), settings)
+    assert drawn[0].plain_agents == (template == "plain")
 
 
 def test_heldout_prompts_skip_and_log_long_questions(model: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from in_memory_log import Log, Shard
 from record_factories import shard, topic_input
+from test_prompt_rendering import StoppingTokenizer
 
-from operators.io.elements import Restored, ShardFold
+from operators.io.elements import Output, Restored, ShardFold
 from operators.prompts.config import PromptsConfig
 from operators.prompts.draw_prompts import POLL_EVERY_S, DrawPrompts, PromptFold, _Task
 from operators.prompts.question import BadRow, Question, UnusableRow
@@ -74,22 +75,37 @@ class Prompts:
     backlog: Backlog = field(default_factory=Backlog)
     now: float = 0.0
     harder: tuple[Questions, ...] = ()
+    plain_agents: bool = False
+    tokenizer: Any = field(default_factory=CharacterTokenizer)
+    environment: str = ""
 
     def __post_init__(self) -> None:
         config = shard("prompts", topic_input(CURRICULUM, keys=(LEVEL_REQUEST,)))
-        self._step = DrawPrompts(PromptsConfig(task="chain_sum", max_new_tokens=8), config, Path(), 16, self.lead)
+        prompts = PromptsConfig(task="chain_sum", max_new_tokens=8, environment=self.environment)
+        self._step = DrawPrompts(prompts, config, Path(), 16, self.lead, self.plain_agents)
         self.shard = Shard(self.log, config, self._restore)
         self.shard.start()
 
     def _restore(self, restored: Restored) -> ShardFold:
         backlog: Any = self.backlog
-        task = _Task(self._step.config, [self.questions, *self.harder], CharacterTokenizer())
+        task = _Task(self._step.config, [self.questions, *self.harder], self.tokenizer)
         return PromptFold(self._step, [task], backlog, restored.state, lambda: self.now)
+
+    def outputs(self) -> list[Output]:
+        """What is written at the next poll of the backlog."""
+        self.now += POLL_EVERY_S
+        return list(self.shard.run())
 
     def look(self) -> list[str]:
         """The ids of the prompts drawn at the next poll of the backlog."""
-        self.now += POLL_EVERY_S
-        return [output.key for output in self.shard.run() if isinstance(output.record, Prompt)]
+        return [output.key for output in self.outputs() if isinstance(output.record, Prompt)]
+
+
+@pytest.mark.parametrize(("plain", "expected"), [(True, (2, 7)), (False, (2, 7, ord("|")))])
+def test_prompts_of_agents_stop_where_the_gateway_ends_turns(plain: bool, expected: tuple[int, ...]) -> None:
+    drawn = Prompts(Questions([6]), plain_agents=plain, tokenizer=StoppingTokenizer(), environment="agent")
+    (prompt, *_) = [output.record for output in drawn.outputs() if isinstance(output.record, Prompt)]
+    assert prompt.sampling.stop_token_ids == expected
 
 
 def test_draw_prompts_keeps_the_lead() -> None:

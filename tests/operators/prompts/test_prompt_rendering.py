@@ -75,12 +75,23 @@ class StoppingTokenizer(CharacterTokenizer):
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
-    [({}, (2, 7)), ({"chat_template": True}, (2, 7, ord("|"))), ({"environment": "agent"}, (2, 7, ord("|")))],
+    ("settings", "plain_agents", "expected"),
+    [
+        ({}, False, (2, 7)),
+        ({"chat_template": True}, False, (2, 7, ord("|"))),
+        ({"chat_template": True}, True, (2, 7, ord("|"))),
+        ({"environment": "agent"}, False, (2, 7, ord("|"))),
+        ({"environment": "agent"}, True, (2, 7)),
+        ({"environment": "agent", "chat_template": True}, True, (2, 7)),
+    ],
 )
-def test_stop_tokens_include_turn_ends_with_a_chat_template(settings: dict[str, Any], expected: tuple) -> None:
+def test_stop_tokens_include_turn_ends_with_a_chat_template(
+    settings: dict[str, Any], plain_agents: bool, expected: tuple[int, ...]
+) -> None:
+    """They are those by which the gateway's own format ends a response, for an agent's prompt."""
     config = PromptsConfig(task="gcd", **settings)
-    assert render(plain("2?"), 0, config, StoppingTokenizer(), 100).sampling.stop_token_ids == expected
+    prompt = render(plain("2?"), 0, config, StoppingTokenizer(), 100, plain_agents=plain_agents)
+    assert prompt.sampling.stop_token_ids == expected
 
 
 def test_template_surrounds_the_question_and_keeps_other_braces() -> None:
