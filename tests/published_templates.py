@@ -90,7 +90,9 @@ QWEN25_TOOLS = (  # line breaks in expressions: the one after a block is not par
 LLAMA31_TOOLS = (
     "<|begin_of_text|>{% for m in messages %}{% if m.role == 'tool' %}"
     "<|start_header_id|>ipython<|end_header_id|>\n\n{{ m.content }}<|eot_id|>"
-    "{% elif m.tool_calls %}<|start_header_id|>assistant<|end_header_id|>\n\n<|python_tag|>"
+    "{% elif m.tool_calls %}{% if m.tool_calls | length != 1 %}"
+    "{{ raise_exception('This model only supports single tool-calls at once!') }}{% endif %}"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n<|python_tag|>"
     '{"name": "{{ m.tool_calls[0].function.name }}", '
     '"parameters": {{ m.tool_calls[0].function.arguments | tojson }}}<|eot_id|>'
     "{% else %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"

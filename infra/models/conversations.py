@@ -72,8 +72,10 @@ class ConversationFormat:
         """
         if self.plain:
             return False
-        now = self._render(messages, tools)
-        before = self._render(messages[: recorded - 1], tools)
+        try:
+            now, before = self._render(messages, tools), self._render(messages[: recorded - 1], tools)
+        except TemplateError:  # it does not render the response itself, such as one with two tool calls
+            return True
         response = content_of(messages[recorded - 1]).strip()
         return not (now.startswith(before) and now[len(before) :].lstrip().startswith(response))
 

@@ -231,9 +231,12 @@ class Gateway:
     def _check_length(self, chat: ChatRequest) -> None:
         """Raise ApiError for messages that exceed the context whatever their tokens are, before they are encoded."""
         characters = sum(len(content_of(message)) for message in chat.messages)
-        if characters > self.context * self.form.longest_token:
-            reason = f"the request has {characters} characters, but the model's context is {self.context} tokens"
-            raise invalid(reason, "messages", "context_length_exceeded")
+        most = self.context * self.form.longest_token
+        if characters > most:
+            context = f"the model's context is {self.context} tokens, at most {most} characters"
+            raise invalid(
+                f"the request has {characters} characters, but {context}", "messages", "context_length_exceeded"
+            )
 
     async def _follow_version(
         self, served: ServedVersions, version: str, chat: ChatRequest

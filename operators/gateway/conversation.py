@@ -98,7 +98,8 @@ def plan_completion(
     rest. `tokens_of` returns the recorded tokens in ranges."""
     if (context := recorded.requests.get(digest)) is not None:
         return TurnPlan(context, [], ())
-    texts = [(form.text_of(tokens_of(each.ranges)), each.ranges) for each in list(recorded.responses.values())]
+    responses = list(recorded.responses.values())  # at once: the fold adds to them while this thread decodes
+    texts = [(form.text_of(tokens_of(each.ranges)), each.ranges) for each in responses]
     begun, context = max((each for each in texts if prompt.startswith(each[0])), key=_length, default=("", ()))
     if not context:
         return TurnPlan((), form.first_tokens([{"content": prompt}], ()), [{"role": "prompt", "content": prompt}])

@@ -30,7 +30,8 @@ def test_text_beyond_the_context_is_refused_without_encoding(monkeypatch: pytest
 
     async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
         error = (await chat(client, user("x" * 401)))["error"]
-        assert error["message"] == "the request has 401 characters, but the model's context is 400 tokens"
+        context = "the model's context is 400 tokens, at most 400 characters"
+        assert error["message"] == f"the request has 401 characters, but {context}"
         assert error["code"] == "context_length_exceeded"
         assert not encoded
         assert (await chat(client, HELLO))["choices"][0]["message"]["content"] == "hi"

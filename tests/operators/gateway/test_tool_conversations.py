@@ -7,9 +7,17 @@ import json
 import pytest
 from published_templates import MARKS, WITH_TOOLS, tokenizer
 
-from infra.models.conversations import ConversationFormat
+from infra.models.conversations import ConversationFormat, TemplateError
 from operators.gateway.chat_api import response_message
+from operators.gateway.conversation import (
+    RecordedConversations,
+    RecordedPrefix,
+    digests_of,
+    plan_turn,
+    response_digest,
+)
 from operators.gateway.play import TurnOptions
+from schemas.records import TokenRange
 
 QUESTION = {"role": "user", "content": "What is 1+1?"}
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -30,6 +38,23 @@ def test_drawn_calls_are_parsed_and_results_are_rendered(name: str) -> None:
     assert following.count("7777") == 1
     assert "add" not in following
     assert "add" in form.tokenizer.decode(form.first_tokens([QUESTION, said, result], TOOLS))  # at another branch
+
+
+def test_calls_that_the_template_rejects_do_not_end_their_conversation() -> None:
+    """The template renders only one call a message, but the recorded tokens are used: it need not render this one."""
+    template, end, _ = WITH_TOOLS["llama3.1"]
+    form = ConversationFormat(tokenizer(template, end, MARKS["llama3.1"]), plain=False)
+    drawn = form.tokenizer.encode(2 * WITH_TOOLS["qwen2.5"][2] + end, add_special_tokens=False)
+    said = response_message(form, TURN, drawn)
+    results = [{"role": "tool", "tool_call_id": made["id"], "content": "7777"} for made in said["tool_calls"]]
+    ranges = (TokenRange(0, 9),)
+    digest = response_digest(digests_of([QUESTION], TOOLS)[-1], said)
+    recorded = RecordedConversations(responses={digest: RecordedPrefix(ranges, drawn[-1])})
+    plan = plan_turn([QUESTION, said, *results], TOOLS, recorded, form)
+    assert (plan.context, plan.rewritten) == (ranges, True)
+    assert form.tokenizer.decode(plan.token_ids).count("7777") == 2
+    with pytest.raises(TemplateError, match="single tool-calls"):
+        form.first_tokens([QUESTION, said, *results], TOOLS)
 
 
 def test_text_without_a_call_has_no_special_tokens() -> None:
