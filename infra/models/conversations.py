@@ -16,6 +16,10 @@ from infra.json_text import decode_json
 from infra.models.chat import ConversationTokenizer, continuation, stop_tokens, turn_ends
 
 ChatMessage = Mapping[str, Any]
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+"""What a decoder shows for a part of a character."""
+_CHARACTER_BYTES = 4
+"""Bytes of a character in UTF-8, at most, and so its tokens."""
 
 
 class TemplateError(ValueError):
@@ -82,6 +86,22 @@ class ConversationFormat:
     def text_of(self, token_ids: Sequence[int]) -> str:
         """The text of a response, without special tokens."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def offsets_of(self, token_ids: Sequence[int]) -> list[int]:
+        """The first character of each token in `text_of`; tokens of one character have the same.
+
+        Bytes that are no character may have that of a byte before them.
+        """
+        offsets: list[int] = []
+        length = known = before = 0  # the text of the tokens up to `known` has `length` characters
+        for at in range(len(token_ids)):
+            offsets.append(length)
+            # Decoded after the tokens from `before` to `known`: many tokenizers drop the space of a text's first token.
+            text = self.text_of(token_ids[before : at + 1])
+            if not text.endswith(UNFINISHED) or at + 1 - known >= _CHARACTER_BYTES:
+                length += max(0, len(text) - len(self.text_of(token_ids[before:known])))
+                before, known = known, at + 1
+        return offsets
 
     def marked_text_of(self, token_ids: Sequence[int]) -> str:
         """As `text_of`, with special tokens except those that end the response: some mark tool calls."""

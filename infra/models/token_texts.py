@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+from infra.models.conversations import UNFINISHED
 
 
 def token_texts(folder: Path, token_ids: Sequence[int], turns: Collection[int] = ()) -> list[str]:

@@ -6,10 +6,9 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, NamedTuple
 
-from infra.models.conversations import ChatMessage, ConversationFormat, content_of
+from infra.models.conversations import UNFINISHED, ChatMessage, ConversationFormat, content_of
 from operators.gateway.conversation import digests_of
 from operators.gateway.errors import ApiError, invalid
 from operators.gateway.play import RecordedResponse, TurnOptions, stops_of
@@ -19,7 +18,6 @@ from schemas.records import TurnRequest
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_CHOICES = 16
 MAX_MESSAGES = 4096
-_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +81,9 @@ def parse_completion(body: Any, most_tokens: int) -> ChatRequest:
         (prompt,) = prompt
     if not isinstance(prompt, str) or not prompt:
         raise invalid("prompt must be one text that is not empty", "prompt")
-    for name, default in (("echo", False), ("suffix", ""), ("best_of", 1)):
-        if body.get(name) not in (None, default):
-            raise invalid(f"{name} is not supported, {repr(body[name])[:40]} neither: leave it out", name)
+    for name, value in (("echo", False), ("suffix", ""), ("best_of", body.get("n") or 1)):  # which have no effect
+        if body.get(name) not in (None, value):
+            raise invalid(f"{name} = {repr(body[name])[:40]} is not supported: leave it out", name)
     return _request(body, [{"role": "prompt", "content": prompt}], [], most_tokens, legacy=True)
 
 
@@ -119,7 +117,7 @@ def _request(
         choices=choices,
         stream=bool(body.get("stream")),
         include_usage=isinstance(stream_options, dict) and bool(stream_options.get("include_usage")),
-        logprobs=wanted is not None and (legacy or bool(wanted)),
+        logprobs=bool(wanted) or (legacy and wanted is not None and wanted is not False),
         digest=digest,
         temperature=_number(body, "temperature", 1.0, 0.0, 2.0),
         top_p=max(_number(body, "top_p", 1.0, 0.0, 1.0), 1e-6),  # with 0, the likeliest token
@@ -142,7 +140,7 @@ def response_message(
 
 def streamable_text(form: ConversationFormat, turn: TurnOptions, token_ids: Sequence[int]) -> str:
     """The text of an incomplete response without its end that may change: half a character, or of a stop string."""
-    text = form.text_of(token_ids).rstrip(_INCOMPLETE)
+    text = form.text_of(token_ids).rstrip(UNFINISHED)
     return text[: len(text) - possible_stop(text, turn.stop_strings)]
 
 
@@ -151,10 +149,11 @@ def choice_of(
 ) -> dict[str, Any]:
     """One choice of a completion."""
     reason = "tool_calls" if message.get("tool_calls") else response.finish_reason
-    shape = _completion_logprobs if request.legacy else _logprobs
-    logprobs = shape(response, form) if request.logprobs else None
     if request.legacy:
-        return {"index": index, "text": message["content"], "logprobs": logprobs, "finish_reason": reason}
+        text = message["content"]
+        logprobs = _completion_logprobs(response, text, form) if request.logprobs else None
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+    logprobs = _logprobs(response, form) if request.logprobs else None
     return {"index": index, "message": dict(message), "logprobs": logprobs, "finish_reason": reason}
 
 
@@ -192,10 +191,11 @@ def _logprobs(response: RecordedResponse, form: ConversationFormat) -> dict[str,
     return {"content": content, "refusal": None}
 
 
-def _completion_logprobs(response: RecordedResponse, form: ConversationFormat) -> dict[str, Any]:
-    """In the shape of completions; `text_offset` is the first character of each token in the response."""
+def _completion_logprobs(response: RecordedResponse, text: str, form: ConversationFormat) -> dict[str, Any]:
+    """In the shape of completions; `text_offset` is the first character of each token in `text`, its length for tokens
+    beyond it, as those of a stop string are."""
     tokens = [str(form.tokenizer.decode([token_id])) for token_id in response.token_ids]
-    offsets = [0, *accumulate(map(len, tokens))][: len(tokens)]
+    offsets = [min(offset, len(text)) for offset in form.offsets_of(response.token_ids)]
     return {"tokens": tokens, "token_logprobs": response.logprobs, "top_logprobs": None, "text_offset": offsets}
 
 

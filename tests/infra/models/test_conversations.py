@@ -36,6 +36,15 @@ def test_template_that_drops_reasoning_rewrites_history() -> None:
     assert form.rewrites_history([QUESTION, thought, AGAIN, thought, AGAIN], [], 4)
 
 
+def test_tokens_of_one_character_have_the_same_offset() -> None:
+    form = ConversationFormat(tokenizer(None), plain=True)
+    encode, end = form.tokenizer.encode, form.tokenizer.eos_token_id
+    assert form.offsets_of([*encode("a€b"), end]) == [0, 1, 1, 1, 2, 3]
+    assert form.offsets_of([*encode("<bos>é")]) == [0, 0, 0], "a special token has no text"
+    _, part, _ = encode("€")
+    assert form.offsets_of([part] * 5) == [0, 0, 0, 0, 4], "no character has more than four bytes"
+
+
 def test_messages_of_developers_are_those_of_the_system() -> None:
     """Most templates know no developer, and drop what has this role."""
     form = ConversationFormat(tokenizer(PUBLISHED["qwen2"][0]), plain=False)

@@ -33,12 +33,22 @@ def test_client_plays_a_conversation_with_tools_and_streams() -> None:
         assert [model.id async for model in client.models.list()] == ["laminar"]
         completion = await client.completions.create(model="laminar", prompt="once", stop="!")
         assert completion.choices[0].text == "more"
-        scored = await client.completions.create(model="laminar", prompt="twice", logprobs=0, top_p=0)
-        found = scored.choices[0].logprobs
-        assert (found.tokens, found.text_offset) == (["a", "b", "c"], [0, 1, 2])
-        assert found.token_logprobs == [-0.5] * 3
 
-    play(ScriptedRun(f"{CALL}$", "two$", "more!", "abc"), scenario)
+    play(ScriptedRun(f"{CALL}$", "two$", "more!"), scenario)
+
+
+def test_completions_have_logprobs_in_their_own_shape() -> None:
+    async def scenario(run: ScriptedRun, http: httpx2.AsyncClient) -> None:
+        create = client_of(run, http).completions.create
+        scored = (await create(model="laminar", prompt="once", logprobs=0, top_p=0, stop="bc")).choices[0]
+        found = scored.logprobs
+        assert (scored.text, found.tokens, found.text_offset) == ("a", ["a", "b", "c"], [0, 1, 1])
+        assert found.token_logprobs == [-0.5] * 3
+        for off in (False, None):
+            body = {"logprobs": off}
+            assert (await create(model="laminar", prompt="twice", extra_body=body)).choices[0].logprobs is None
+
+    play(ScriptedRun("abc", "two$", "two$"), scenario)
 
 
 def test_client_raises_the_errors_of_its_package() -> None:

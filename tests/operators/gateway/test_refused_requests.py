@@ -71,13 +71,26 @@ def test_agents_get_responses_of_the_trained_policy_alone(model: str, status: in
     play(ScriptedRun("hi$"), scenario)
 
 
-@pytest.mark.parametrize("parameter", [{"echo": True}, {"suffix": "x"}, {"best_of": 2}])
-def test_unsupported_parameters_of_completions_are_errors(parameter: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "text"), [("echo", True, "True"), ("suffix", "x", "'x'"), ("best_of", 2, "2")]
+)
+def test_unsupported_parameters_of_completions_are_errors(name: str, value: Any, text: str) -> None:
     async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
-        response = await client.post("/completions", json={"prompt": "one", **parameter})
-        assert (response.status_code, response.json()["error"]["param"]) == (400, *parameter)
+        response = await client.post("/completions", json={"prompt": "one", name: value})
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, name)
+        assert error["message"] == f"{name} = {text} is not supported: leave it out"
 
     play(ScriptedRun(), scenario)
+
+
+@pytest.mark.parametrize("parameter", [{"n": 2, "best_of": 2}, {"best_of": 1}, {"echo": False}, {"suffix": ""}])
+def test_parameters_of_completions_without_effect_are_accepted(parameter: dict[str, Any]) -> None:
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        body = (await client.post("/completions", json={"prompt": "one", **parameter})).json()
+        assert len(body["choices"]) == parameter.get("n", 1)
+
+    play(ScriptedRun("hi$", "ho$"), scenario)
 
 
 @pytest.mark.parametrize(
