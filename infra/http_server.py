@@ -11,7 +11,7 @@ import asyncio
 import resource
 import socket
 import ssl
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from uvicorn.server import ServerState
 MAX_UNAUTHENTICATED = 128
 """Connections without a valid key so far: a new one replaces the oldest of the address that has most."""
 MAX_IDLE = 128
-"""Connections with one key and without a request in progress: a new one replaces the oldest."""
+"""Connections of one holder of a key without a request in progress: a new one replaces the oldest."""
 READ_S = 60
 """Seconds in which a client must take what was sent to it; otherwise the kernel ends the connection (Linux)."""
 HEADER_S = 10.0
@@ -34,17 +34,24 @@ SocketAddress = tuple[str, int]
 
 
 @dataclass
+class _KeyedConnection:
+    """A connection with `requests` in progress; the key of the last one is that of `holder`."""
+
+    connection: socket.socket
+    holder: str
+    requests: int = 0
+
+
+@dataclass
 class Connections:
-    """The connections on which no request had a valid key, oldest first, at most `most`, and idle ones with a key."""
+    """The connections on which no request had a valid key, oldest first, at most `most`, and those with a key."""
 
     most: int = MAX_UNAUTHENTICATED
 
     def __post_init__(self) -> None:
         self._connections: dict[SocketAddress, socket.socket] = {}
-        self._idle: defaultdict[str, dict[SocketAddress, socket.socket]] = defaultdict(dict)
-        """By key, oldest first."""
-        self._keys: dict[SocketAddress, str] = {}
-        """The keys of idle connections."""
+        self._keyed: dict[SocketAddress, _KeyedConnection] = {}
+        """Idle ones in the order of their last responses."""
 
     def __len__(self) -> int:
         """The number of those without a key."""
@@ -64,27 +71,41 @@ class Connections:
             with suppress(OSError):
                 self._connections.pop(oldest).shutdown(socket.SHUT_RDWR)
 
-    def remove(self, address: SocketAddress) -> socket.socket | None:
-        """The connection has a request in progress with a valid key, or has ended."""
-        if (key := self._keys.pop(address, None)) is None:
-            return self._connections.pop(address, None)
-        found = self._idle[key].pop(address)
-        if not self._idle[key]:
-            del self._idle[key]
-        return found
+    def remove(self, address: SocketAddress) -> None:
+        """The connection has ended."""
+        self._connections.pop(address, None)
+        self._keyed.pop(address, None)
 
     @contextmanager
-    def in_progress(self, address: SocketAddress | None, key: str) -> Iterator[None]:
-        """A request with the valid `key` is answered; its connection is idle afterwards."""
-        connection = None if address is None else self.remove(address)
+    def in_progress(self, address: SocketAddress | None, holder: str) -> Iterator[None]:
+        """A request with the valid key of `holder`, such as an episode, is answered.
+
+        Its connection is idle afterwards, unless the next request on it has begun.
+        """
+        if address is not None and (connection := self._connections.pop(address, None)) is not None:
+            self._keyed[address] = _KeyedConnection(connection, holder)
+        keyed = None if address is None else self._keyed.get(address)
+        if address is None or keyed is None:  # it has ended
+            yield
+            return
+        keyed.holder, keyed.requests = holder, keyed.requests + 1
         try:
             yield
         finally:
-            if address is not None and connection is not None and connection.fileno() >= 0:
-                self._idle[key][address], self._keys[address] = connection, key
-                if len(self._idle[key]) > MAX_IDLE and (oldest := self.remove(next(iter(self._idle[key])))):
-                    with suppress(OSError):
-                        oldest.shutdown(socket.SHUT_RDWR)
+            keyed.requests -= 1
+            if not keyed.requests and self._keyed.get(address) is keyed:
+                self._keyed[address] = self._keyed.pop(address)  # the newest
+                self._drop_idle(keyed.holder)
+
+    def _drop_idle(self, holder: str) -> None:
+        """End the oldest idle connection of `holder` if it has too many."""
+        of_holder = (item for item in self._keyed.items() if item[1].holder == holder)
+        idle = [(address, keyed.connection) for address, keyed in of_holder if not keyed.requests]
+        if len(idle) > MAX_IDLE:
+            address, connection = idle[0]
+            self.remove(address)
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def raise_file_limit() -> None:

@@ -166,6 +166,23 @@ def test_idle_connections_with_one_key_are_bounded(tmp_path: Path, monkeypatch: 
         assert status_of(busy) == 200
 
 
+def test_connection_is_not_idle_while_its_next_request_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one may begin before the first has ended for the server."""
+    monkeypatch.setattr("infra.http_server.MAX_IDLE", 0)
+    connections, address = Connections(), ("127.0.0.1", 1)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        connections.add(address, ours)
+        first, second = connections.in_progress(address, NAME), connections.in_progress(address, "p1.0")
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        ours.sendall(b"response")
+        assert theirs.recv(100) == b"response"
+        second.__exit__(None, None, None)
+        assert has_ended(theirs)
+
+
 def test_a_stream_is_in_progress_until_its_end(tmp_path: Path) -> None:
     with Served(tmp_path, LONG_S, "hi$") as served:
         served.run.paused = True
