@@ -50,6 +50,7 @@ def missing_requirements(config: Config, *, warm_start: bool = True, new: bool =
             f"warm_start: there are no worked answers for task {warm.model.task!r}, only for "
             f"{', '.join(sorted(PHRASES))}; set model.path to a model of your own, which needs no warm start"
         )
+    yield from _missing_template(config)
     yield from unknown_environments(config)
     missing = {key: path for key, path in files_read(config) if not path.exists()}
     yield from (missing_file(key, path) for key, path in missing.items())
@@ -128,17 +129,27 @@ def model_problems(config: Config) -> Iterator[str]:
     for what, names in MODEL_PARTS.items():
         if not any((folder / name).is_file() for name in names):
             yield f"model.path: {folder} has no {what} (none of {', '.join(names)})"
-    if config.gateway is not None and config.gateway.template == "chat" and not _has_chat_template(folder):
-        yield f"gateway.template is 'chat', but {folder} has no chat template: add chat_template.jinja, or use 'plain'"
     if (features := unsupported_features(folder)) is not None:
         yield f"model.path: {folder} cannot be trained, because its config.json has {features}: take another model"
 
 
+def _missing_template(config: Config) -> Iterator[str]:
+    """That gateway.template is chat, and the model has no chat template."""
+    if config.gateway is None or config.gateway.template != "chat" or config.emulated:
+        return
+    folder = Path(config.model.path)
+    if not config.model.path and config.warm_start is not None:
+        yield "gateway.template is 'chat', but the model of [warm_start] has no chat template: use 'plain' or 'auto'"
+    elif config.model.path and folder.is_dir() and not _has_chat_template(folder):
+        yield f"gateway.template is 'chat', but {folder} has no chat template: add chat_template.jinja, or use 'plain'"
+
+
 def _has_chat_template(folder: Path) -> bool:
-    if (folder / "chat_template.jinja").is_file():
-        return True
     with suppress(OSError, ValueError):
-        return bool(json.loads((folder / "tokenizer_config.json").read_text()).get("chat_template"))
+        if (own := folder / "chat_template.jinja").is_file():  # it replaces that of tokenizer_config.json
+            return bool(own.read_text())
+        settings = json.loads((folder / "tokenizer_config.json").read_text())
+        return isinstance(settings, dict) and bool(settings.get("chat_template"))
     return False
 
 
