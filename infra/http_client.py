@@ -15,6 +15,11 @@ def get(url: str, timeout_s: float) -> HTTPResponse:
     return _open(url, timeout_s)
 
 
+def patch(url: str, timeout_s: float) -> HTTPResponse:
+    """The response to a request PATCH without a key and a body. As `post_json`."""
+    return _open(url, timeout_s, method="PATCH")
+
+
 def post_json(
     url: str, key: str, body: Mapping[str, Any], timeout_s: float, authority_file: str | None = None
 ) -> HTTPResponse:

@@ -197,7 +197,8 @@ def run_process(
     from operators.io.shards import close_shards
 
     if runner == "flink":
-        beam_options = [*flink_options(config, process), *beam_options]  # if one is given twice, the last one is used
+        named = f"--job_name={job_name(config, process)}"
+        beam_options = [named, *flink_options(config, process), *beam_options]  # of those given twice the last is used
     logging.getLogger(__name__).info("starting %s", process.name)
     with LIVENESS.reporting(alive_file(liveness_file(config.run_folder, process.name))):
         run_pipeline(graph_of(config, process, runner), runner, beam_options, close_shards)
@@ -215,6 +216,15 @@ def is_permanent(error: Exception) -> bool:
 
     kinds = (ConfigError, SourceError, CheckpointError, CannotTrain, CannotResume, OldRelease, OtherPartitions)
     return isinstance(error, kinds) and not isinstance(error, CheckpointsUnavailable)
+
+
+def job_name(config: Config, process: RoleProcess) -> str:
+    """The name of the job of `process` on a cluster, by which its next submission finds and cancels it.
+
+    It has a hash of Kafka's address: another run of this name, at another Kafka, is not this run.
+    """
+    address = hashlib.sha256(config.kafka.client().bootstrap_servers.encode()).hexdigest()
+    return f"laminar-{config.run.name}-{process.name}-{address[:8]}"
 
 
 def flink_options(config: Config, process: RoleProcess) -> list[str]:

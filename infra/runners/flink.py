@@ -3,26 +3,28 @@
 It consists of the newest compatible artifacts of Beam, each jar verified; Java is installed by pip. Beam's Java servers
 listen on all interfaces, whatever host they are given, so their sockets are bound to loopback for them, unless the user
 has allowed all interfaces. A cluster must have the Flink version of the job server, which is checked first; for another
-one use its own job server (`--job_endpoint`, or the file of `--flink_job_server_jar`).
+one use its own job server (`--job_endpoint`, or the file of `--flink_job_server_jar`). A job is cancelled by the
+cluster's REST interface, see `infra.runners.flink_jobs`.
 """
 
 from __future__ import annotations
 
-import http.client
-import json
 import logging
 import os
 import re
 import sys
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from infra.http_client import get
 from infra.kafka.broker import HOST, java_command
 from infra.maven import PrintProgress
 from infra.runners.flink_jars import BEAM, FLINK, JARS
+from infra.runners.flink_jobs import EMBEDDED, POLL_S, UnsupportedFlink, read_value, sole_job
 from infra.runners.local_server import ALLOW_VARIABLE, running_server
 from infra.runners.loopback import loopback_command
+from infra.runners.stopping import STOPPING
 
 log = logging.getLogger(__name__)
 
@@ -31,27 +33,32 @@ _BUNDLES_ANOTHER_BEAM = "beam-sdks-java-harness-"
 _OPENED_PACKAGES = ("java.lang", "java.util", "java.nio", "sun.nio.ch")
 _HEAP_MB = 1500
 _START_S = 60.0
-_CHECK_S = 10.0
-_MAX_REPLY = 65536
-_EMBEDDED = ("[local]", "[auto]", "[collection]")
+_SLOTS_S = 20.0
+"""Seconds in which the slots of a job that has ended become free, and restarted task managers register theirs."""
 
 
-class UnsupportedFlink(RuntimeError):
-    """The cluster does not respond, has another Flink version than the job server, or too few task slots."""
-
-
+@contextmanager
 def running_flink(
-    progress: PrintProgress = lambda message: None, master: str = "[local]", parallelism: int = 1
-) -> AbstractContextManager[str]:
+    progress: PrintProgress = lambda message: None, master: str = "[local]", parallelism: int = 1, job: str = ""
+) -> Iterator[str]:
     """Run a job server for the Flink at `master`, or with an embedded one; the context value is its job endpoint.
 
-    `progress` gets lines of text while jars are downloaded. A job needs as many task slots as its `parallelism`. Raises
-    UnsupportedFlink, ExposedServer if it listens beyond
-    loopback and the user has not allowed that, JarResolutionError, RuntimeError if it does not start.
+    `progress` gets lines of text while jars are downloaded. A job needs as many task slots as its `parallelism`. Jobs
+    of the cluster with the name `job` are cancelled before, and in the end, see `sole_job`. Raises UnsupportedFlink,
+    UncancelledJob, ExposedServer if it listens beyond loopback and the user has not allowed that, JarResolutionError,
+    RuntimeError if it does not start.
     """
-    if master not in _EMBEDDED:
-        check_cluster(master)
-        check_capacity(master, parallelism)
+    with ExitStack() as stack:
+        if master not in EMBEDDED:
+            check_cluster(master)
+            stack.enter_context(sole_job(master, job))
+            check_capacity(master, parallelism)
+        # The server ends first: what it has not submitted then, it never will.
+        yield stack.enter_context(_running_server(master, progress))
+
+
+@contextmanager
+def _running_server(master: str, progress: PrintProgress) -> Iterator[str]:
     jars = server_jars(progress)
 
     def command(port: int, folder: Path) -> list[str]:
@@ -61,7 +68,8 @@ def running_flink(
         whole = [java, *java_options(folder), *rest]
         return whole if os.environ.get(ALLOW_VARIABLE) else loopback_command(whole)
 
-    return running_server("Flink", command, _START_S)
+    with running_server("Flink", command, _START_S) as endpoint:
+        yield endpoint
 
 
 def server_jars(progress: PrintProgress = lambda message: None) -> list[Path]:
@@ -80,7 +88,7 @@ def check_cluster(master: str) -> None:
 
     Raises UnsupportedFlink with both versions, or with the reason why the cluster's could not be read.
     """
-    version = _value(master, "/config", "flink-version")
+    version = read_value(master, "/config", "flink-version")
     if re.match(rf"{re.escape(FLINK)}(\D|$)", str(version)):
         return
     raise UnsupportedFlink(
@@ -91,36 +99,29 @@ def check_cluster(master: str) -> None:
 
 
 def check_capacity(master: str, parallelism: int) -> None:
-    """Check that the Flink at `master` has as many task slots as `parallelism`. Slots in use count: an earlier job may
-    be about to end. Raises UnsupportedFlink with both numbers; Flink would let the job wait for minutes, without a log.
+    """Check that the Flink at `master` has as many free task slots as `parallelism`, or will have them in a moment.
 
-    A cluster without slots is accepted with a warning: it may start task managers on demand (YARN, Kubernetes in the
-    mode native).
+    Raises UnsupportedFlink with the numbers; Flink would let the job wait for minutes, without a log. A cluster without
+    slots is accepted with a warning: it may start task managers on demand (YARN, Kubernetes in the mode native).
     """
-    slots = _value(master, "/overview", "slots-total")
-    if slots == 0:
-        log.warning(
-            "the cluster at %s has no task slots yet: the job waits until task managers with %d have started",
-            *(master, parallelism),
-        )
-    elif isinstance(slots, int) and slots < parallelism:
-        raise UnsupportedFlink(
-            f"the cluster at {master} has {slots} task slots, but the job needs {parallelism}: start more task "
-            "managers, or lower --parallelism, score.shards and experience.shards"
-        )
-
-
-def _value(master: str, path: str, key: str) -> object:
-    """The value of `key` that the REST interface at `master` gives at `path`. Raises UnsupportedFlink."""
-    url = f"{master if '://' in master else f'http://{master}'}{path}"
-    try:
-        with get(url, _CHECK_S) as reply:
-            return json.loads(reply.read(_MAX_REPLY))[key]
-    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
-        raise UnsupportedFlink(
-            f"no Flink responds at {url} ({error or type(error).__name__}): set --flink_master to the address of its "
-            f"REST interface"
-        ) from error
+    deadline = time.monotonic() + _SLOTS_S
+    while True:
+        slots, free = (read_value(master, "/overview", f"slots-{kind}") for kind in ("total", "available"))
+        if slots == 0:
+            log.warning(
+                "the cluster at %s has no task slots yet: the job waits until task managers with %d have started",
+                *(master, parallelism),
+            )
+        if slots == 0 or free >= parallelism:
+            return
+        if slots < parallelism or time.monotonic() > deadline:
+            raise UnsupportedFlink(
+                f"the cluster at {master} has {slots} task slots, {free} of them free, but the job needs "
+                f"{parallelism}: start more task managers, cancel other jobs, or lower --parallelism, score.shards and "
+                "experience.shards"
+            )
+        if STOPPING.wait(POLL_S):
+            return
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ import logging
 import shutil
 import tempfile
 import threading
+import time
+import uuid
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -15,13 +17,16 @@ from typing import Any, TypeVar, cast
 import apache_beam as beam
 from apache_beam.options.pipeline_options import (
     FlinkRunnerOptions,
+    GoogleCloudOptions,
     PipelineOptions,
     PortableOptions,
     PrismRunnerOptions,
 )
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
+from infra.runners import worker
 from infra.runners.exposure import reject_exposed_options
+from infra.runners.flink_jobs import EMBEDDED, sole_job
 from infra.runners.garbage_collection import reduce_gc_frequency
 from infra.runners.liveness import LIVENESS
 from infra.runners.local_server import wait_for_job_server
@@ -32,7 +37,7 @@ from infra.runners.worker_pool import local_worker_pool
 log = logging.getLogger(__name__)
 
 DRAIN_S = 4.0
-"""Seconds for a job whose steps run elsewhere to drain before it is cancelled."""
+"""Seconds for a job whose steps run in this process to end by itself before it is cancelled."""
 
 
 OptionsView = TypeVar("OptionsView", bound=PipelineOptions)
@@ -74,14 +79,15 @@ def run_pipeline(
     """Build a pipeline and run it to its end; SIGTERM, SIGINT and `STOPPING` make its sources finish and drain.
 
     `beam_options` override the defaults for `runner`. `close` is called when the pipeline has stopped for any reason
-    and releases what the steps opened in this process. Raises the error of a failed pipeline, NoJobServer,
+    and releases what the steps opened in this process. On a Flink cluster at `--flink_master` the job is cancelled
+    then, and an earlier job of the same `--job_name` before. Raises the error of a failed pipeline, NoJobServer,
     ExposedOptions for options that would let other machines run code here, and ValueError for an unknown runner.
     """
     reduce_gc_frequency()
     with stopping_on_signals():
         try:
             with _options(runner, beam_options) as named:
-                options = FlinkJobOptions(named)
+                options, elsewhere = FlinkJobOptions(named), _has_steps_elsewhere(runner, beam_options)
                 if not wait_for_job_server(options):
                     return
                 pipeline = beam.Pipeline(options=options)
@@ -89,11 +95,13 @@ def run_pipeline(
                     build(pipeline)
                     with nullcontext() if runner == "embedded" else _submission_folder():
                         result = pipeline.run()
-                    if _has_steps_elsewhere(runner, beam_options):
+                    if elsewhere:
                         LIVENESS.set_steps_elsewhere()
-                    _wait_until_finish(result)
+                    _wait_until_finish(result, 0.0 if elsewhere else DRAIN_S)
                 finally:
                     shutil.rmtree(pipeline.local_tempdir, ignore_errors=True)  # Beam removes it only in `run`
+            if elsewhere:
+                time.sleep(worker.DRAIN_S + worker.CLOSE_S)  # workers commit their last outputs after the job's end
         finally:
             close()
 
@@ -101,6 +109,8 @@ def run_pipeline(
 @contextmanager
 def _options(runner: RunnerName, beam_options: Sequence[str]) -> Iterator[list[str]]:
     options = pipeline_options(runner, beam_options)
+    if runner == "flink" and "job_name" not in option_names(options):
+        options.append(f"--job_name=laminar-{uuid.uuid4().hex[:12]}")
     reject_exposed_options(runner, options)
     with local_job_server(runner, options) as endpoint:
         named = [*options, f"--job_endpoint={endpoint}"] if endpoint else options
@@ -130,7 +140,8 @@ def _submission_folder() -> Iterator[None]:
 def local_job_server(runner: RunnerName, options: Sequence[str]) -> AbstractContextManager[str | None]:
     """Run a job server on this machine if `runner` needs one and `options` name none; its endpoint, else None.
 
-    `--prism_location` names the binary of Prism, `--flink_master` the cluster to which the job server submits.
+    `--prism_location` names the binary of Prism, `--flink_master` the cluster to which the job server submits, and
+    which cancels the job with the name `--job_name` in the end.
     """
     named = option_names(options)
     read = PipelineOptions(list(options))
@@ -139,23 +150,38 @@ def local_job_server(runner: RunnerName, options: Sequence[str]) -> AbstractCont
         from infra.runners.prism import running_prism
 
         return running_prism(read.view_as(PrismRunnerOptions).prism_location)
-    if runner == "flink" and not {"job_endpoint", "flink_job_server_jar"} & named:
+    if runner != "flink":
+        return nullcontext()
+    flink, job = read.view_as(FlinkRunnerOptions), read.view_as(GoogleCloudOptions).job_name or ""
+    if not {"job_endpoint", "flink_job_server_jar"} & named:
         from infra.runners.flink import running_flink
 
-        flink = read.view_as(FlinkRunnerOptions)
-        return running_flink(log.info, flink.flink_master, flink.parallelism)
-    if runner == "flink":
-        log.info(
-            "the job server is not Laminar's: its versions of Beam and Flink are not compared with Beam %s here",
-            beam.__version__,
+        return running_flink(log.info, flink.flink_master, flink.parallelism, job)
+    log.info(
+        "the job server is not Laminar's: its versions of Beam and Flink are not compared with Beam %s here",
+        beam.__version__,
+    )
+    if flink.flink_master not in EMBEDDED:
+        return sole_job(flink.flink_master, job)
+    return _job_of_unknown_cluster(job) if _has_steps_elsewhere(runner, options) else nullcontext()
+
+
+@contextmanager
+def _job_of_unknown_cluster(job: str) -> Iterator[None]:
+    yield
+    if STOPPING.is_set():
+        log.error(
+            "job %s may run on: a job server does not cancel a job of a Flink cluster. Cancel it in Flink, or name the "
+            "cluster's REST interface by --flink_master beside --job_endpoint, and each stop does",
+            job,
         )
-    return nullcontext()
 
 
-def _wait_until_finish(result: PipelineResult) -> None:
-    # If the steps run in this process, their sources see STOPPING and the job ends by itself within DRAIN_S.
+def _wait_until_finish(result: PipelineResult, drain_s: float) -> None:
+    # If the steps run in this process, their sources see STOPPING and the job ends by itself within `drain_s`.
     ended = threading.Event()
-    threading.Thread(target=_cancel_when_stopping, args=(result, ended), name="canceller", daemon=True).start()
+    arguments = (result, ended, drain_s)
+    threading.Thread(target=_cancel_when_stopping, args=arguments, name="canceller", daemon=True).start()
     try:
         result.wait_until_finish()
     except RuntimeError:
@@ -165,7 +191,7 @@ def _wait_until_finish(result: PipelineResult) -> None:
         ended.set()
 
 
-def _cancel_when_stopping(result: PipelineResult, ended: threading.Event) -> None:
+def _cancel_when_stopping(result: PipelineResult, ended: threading.Event, drain_s: float) -> None:
     STOPPING.wait()
-    if not ended.wait(DRAIN_S):
+    if not ended.wait(drain_s):
         result.cancel()

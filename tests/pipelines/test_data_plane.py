@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from infra.runners import run
 from infra.runners.flink_slots import default_key_groups, subtask_of
 from infra.runners.options import RunnerName
 from operators.io.read_branches import ReadBranches
 from operators.io.read_topics import flink_keys, sources_of
 from pipelines.config import Config, parse_config
-from pipelines.roles import ALL_SHARDS, DATA_PLANE, flink_options, graph_of, submitted_process
+from pipelines.roles import ALL_SHARDS, DATA_PLANE, flink_options, graph_of, run_process, submitted_process
 
 PARTITIONS = 4
 
@@ -79,3 +81,16 @@ def test_flink_options_follow_the_number_of_shards() -> None:
     assert options == ["--parallelism=3", "--number_of_execution_retries=24"]
     assert flink_options(config, submitted_process(config, "score", 1)) == []
     assert flink_options(config, submitted_process(config, "prompts")) == []
+
+
+def test_job_has_a_name_that_its_next_submission_has_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+    monkeypatch.setattr(run, "run_pipeline", lambda build, runner, options, close: given.append(options[0]))
+    config = config_of(2)
+    elsewhere = replace(config, kafka=replace(config.kafka, bootstrap_servers="elsewhere:9092"))
+    for each, name in [(config, DATA_PLANE), (config, DATA_PLANE), (config, "prompts"), (elsewhere, "prompts")]:
+        run_process(each, submitted_process(each, name), "flink")
+    first, again, other, other_kafka = given
+    assert first == again
+    assert first.startswith(f"--job_name=laminar-{config.run.name}-data-plane-")
+    assert len({first, other, other_kafka}) == 3, "another run of this name, at another Kafka, is not cancelled"

@@ -12,18 +12,20 @@ import apache_beam as beam
 import pytest
 
 from infra.kafka.broker import free_port
-from infra.runners.flink import UnsupportedFlink, check_capacity, check_cluster, running_flink
+from infra.runners import flink
+from infra.runners.flink import check_capacity, check_cluster, running_flink
 from infra.runners.flink_jars import FLINK
+from infra.runners.flink_jobs import UnsupportedFlink
 from infra.runners.run import local_job_server, run_pipeline
 
 
 @contextmanager
-def cluster(body: bytes, overview: bytes = b"") -> Iterator[str]:
-    """The address of a REST interface that answers `/config` with `body`, and `/overview` with `overview`."""
+def cluster(body: bytes, slots: bytes = b"") -> Iterator[str]:
+    """The address of a REST interface that answers `/config` with `body`, and `/overview` with `slots`."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            replies = {"/config": body, "/overview": overview}
+            replies = {"/config": body, "/overview": slots, "/jobs/overview": b'{"jobs": []}'}
             self.send_response(200 if self.path in replies else 404)
             self.end_headers()
             self.wfile.write(replies.get(self.path, b""))
@@ -45,6 +47,10 @@ def config(version: object) -> bytes:
     return json.dumps({"refresh-interval": 3000, "flink-version": version}).encode()
 
 
+def overview(slots: int, free: int) -> bytes:
+    return json.dumps({"taskmanagers": 2, "slots-total": slots, "slots-available": free}).encode()
+
+
 @pytest.mark.parametrize("version", ["1.19.1", "1.19.3", "1.19-SNAPSHOT", "1.19"])
 @pytest.mark.parametrize("scheme", ["", "http://"])
 def test_cluster_of_the_job_servers_version_is_accepted(
@@ -64,16 +70,26 @@ def test_cluster_of_another_version_is_rejected_with_both(version: object) -> No
 
 
 def test_cluster_with_too_few_slots_is_rejected_with_numbers() -> None:
-    slots = json.dumps({"taskmanagers": 2, "slots-total": 3, "slots-available": 0}).encode()
-    with cluster(config(FLINK), slots) as address:
+    with cluster(config(FLINK), overview(3, 3)) as address:
         check_capacity(address, 3)
-        with pytest.raises(UnsupportedFlink, match="has 3 task slots, but the job needs 4: start more task managers"):
+        with pytest.raises(UnsupportedFlink, match="has 3 task slots, 3 of them free, but the job needs 4: start more"):
             run_pipeline(lambda pipeline: None, "flink", [f"--flink_master={address}", "--parallelism=4"])
+
+
+def test_cluster_whose_slots_are_in_use_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flink, "_SLOTS_S", 0.0)
+    with (
+        cluster(config(FLINK), overview(4, 1)) as address,
+        pytest.raises(
+            UnsupportedFlink, match=r"has 4 task slots, 1 of them free, but the job needs 2: .* cancel other"
+        ),
+    ):
+        check_capacity(address, 2)
 
 
 def test_cluster_without_slots_is_accepted_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """It may start task managers when a job is submitted."""
-    with cluster(config(FLINK), b'{"taskmanagers": 0, "slots-total": 0}') as address:
+    with cluster(config(FLINK), overview(0, 0)) as address:
         check_capacity(address, 4)
     (line,) = caplog.messages
     assert line.endswith("has no task slots yet: the job waits until task managers with 4 have started")

@@ -8,7 +8,9 @@ import threading
 
 import apache_beam as beam
 import pytest
+from apache_beam.runners.runner import PipelineState
 
+from infra.runners import run
 from infra.runners.run import run_pipeline
 from infra.runners.stopping import NOTICE, STOPPING, stopping_on_signals
 
@@ -97,3 +99,22 @@ def test_sigint_stops_at_once_even_if_notices_are_accepted() -> None:
         NOTICE.accept()
         os.kill(os.getpid(), signal.SIGINT)
         assert STOPPING.is_set()
+
+
+def test_stop_cancels_a_job_whose_steps_run_elsewhere_at_once() -> None:
+    cancelled = threading.Event()
+
+    class Result:
+        state = PipelineState.CANCELLED
+
+        def cancel(self) -> None:
+            cancelled.set()
+
+        def wait_until_finish(self) -> None:
+            assert cancelled.wait(run.DRAIN_S / 2)
+            raise RuntimeError("the job is CANCELLED")
+
+    with stopping_on_signals():
+        os.kill(os.getpid(), signal.SIGTERM)
+        run._wait_until_finish(Result(), 0.0)  # type: ignore[arg-type]
+    assert cancelled.is_set()

@@ -1,0 +1,159 @@
+"""Jobs of a Flink cluster are cancelled by their name, by a REST interface that responds as Flink's does."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from infra.kafka.broker import free_port
+from infra.runners import flink_jobs
+from infra.runners.flink_jobs import UncancelledJob, UnsupportedFlink, cancel_jobs, sole_job
+from infra.runners.run import local_job_server
+from infra.runners.stopping import STOPPING
+
+NAME = "laminar-run-data-plane-0a1b2c3d"
+
+
+@dataclass
+class FakeFlink:
+    """Jobs as a list of id, name and state. A cancelled job is CANCELLING until it was listed `listings` times."""
+
+    jobs: list[list[str]] = field(default_factory=list)
+    listings: int = 2
+    cancelled: list[str] = field(default_factory=list)
+    late: list[list[str]] = field(default_factory=list)
+    """Jobs that appear after the first list without them."""
+    address: str = ""
+    ends_by_itself: bool = False
+    """A job ends just before it is cancelled: Flink then responds with 409."""
+
+    def listed(self) -> bytes:
+        found = [dict(zip(("jid", "name", "state"), job, strict=True)) for job in self.jobs]
+        self.jobs, self.late = [*self.jobs, *self.late], []
+        for job in self.jobs:
+            if job[2] == "CANCELLING":
+                self.listings -= 1
+                job[2] = "CANCELED" if self.listings <= 0 else job[2]
+        return json.dumps({"jobs": found}).encode()
+
+    def cancel(self, path: str) -> int:
+        """The status of the response to a request PATCH for `path`."""
+        (job,) = (each for each in self.jobs if path == f"/jobs/{each[0]}?mode=cancel")
+        self.cancelled.append(job[0])
+        job[2] = "FINISHED" if self.ends_by_itself else "CANCELLING"
+        return 409 if self.ends_by_itself else 202
+
+
+@pytest.fixture
+def flink() -> Iterator[FakeFlink]:
+    fake = FakeFlink()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/jobs/overview" else 404)
+            self.end_headers()
+            self.wfile.write(fake.listed())
+
+        def do_PATCH(self) -> None:
+            self.send_response(fake.cancel(self.path))
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        fake.address = f"127.0.0.1:{server.server_port}"
+        try:
+            yield fake
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flink_jobs, "POLL_S", 0.001)
+
+
+def fail_with_a_job(flink: FakeFlink) -> None:
+    flink.jobs = [["new", NAME, "RUNNING"]]
+    raise ValueError("the job server died")
+
+
+def states(flink: FakeFlink) -> list[str]:
+    return [state for _, _, state in flink.jobs]
+
+
+def test_cancel_ends_the_jobs_of_the_name_alone(flink: FakeFlink) -> None:
+    flink.jobs = [["a", NAME, "RUNNING"], ["b", "another", "RUNNING"], ["c", NAME, "FAILED"], ["d", NAME, "RESTARTING"]]
+    flink.listings = 4
+    assert cancel_jobs(f"http://{flink.address}", NAME) == ["a", "c", "d"]
+    assert set(flink.cancelled) == {"a", "d"}
+    assert "CANCELLING" not in states(flink), "the jobs have ended"
+    assert states(flink)[1] == "RUNNING"
+
+
+def test_cancel_accepts_that_a_job_ends_by_itself(flink: FakeFlink) -> None:
+    flink.jobs, flink.ends_by_itself = [["a", NAME, "RUNNING"]], True
+    assert cancel_jobs(flink.address, NAME) == ["a"]
+    assert states(flink) == ["FINISHED"]
+
+
+def test_cancel_names_a_job_that_does_not_end(flink: FakeFlink) -> None:
+    flink.jobs, flink.listings = [["a1b2", NAME, "RUNNING"]], 10**6
+    with pytest.raises(UncancelledJob, match=rf"job a1b2 \({NAME}\) of the Flink at .* has not ended 0.1 s after"):
+        cancel_jobs(flink.address, NAME, within_s=0.1)
+
+
+def test_cancel_without_a_flink_is_an_error() -> None:
+    with pytest.raises(UnsupportedFlink, match=r"no Flink responds at .*/jobs/overview"):
+        cancel_jobs(f"127.0.0.1:{free_port()}", NAME)
+
+
+def test_submission_cancels_the_job_of_a_killed_submitter(flink: FakeFlink) -> None:
+    flink.jobs = [["old", NAME, "RUNNING"]]
+    with sole_job(flink.address, NAME):
+        assert states(flink) == ["CANCELED"]
+        flink.jobs.append(["new", NAME, "RUNNING"])
+        flink.listings = 2
+    assert flink.cancelled == ["old", "new"]
+    assert states(flink) == ["CANCELED", "CANCELED"]
+
+
+def test_stop_cancels_a_job_that_appears_late(flink: FakeFlink) -> None:
+    flink.jobs = [["old", NAME, "FAILED"]]
+    with sole_job(flink.address, NAME):
+        flink.late = [["new", NAME, "CREATED"]]
+    assert flink.cancelled == ["new"]
+
+
+def test_failure_cancels_the_job_and_is_raised_itself(flink: FakeFlink) -> None:
+    with pytest.raises(ValueError, match="the job server died"), sole_job(flink.address, NAME):
+        fail_with_a_job(flink)
+    assert flink.cancelled == ["new"]
+
+
+def test_job_of_a_users_job_server_is_cancelled(flink: FakeFlink) -> None:
+    options = ["--job_endpoint=jobs:8099", f"--flink_master={flink.address}", f"--job_name={NAME}"]
+    with local_job_server("flink", options) as endpoint:
+        flink.jobs = [["new", NAME, "RUNNING"]]
+    assert (endpoint, flink.cancelled) == (None, ["new"])
+
+
+def test_job_of_an_unknown_cluster_may_run_on(caplog: pytest.LogCaptureFixture) -> None:
+    options = ["--job_endpoint=jobs:8099", "--environment_type=EXTERNAL", f"--job_name={NAME}"]
+    try:
+        with local_job_server("flink", options):
+            STOPPING.set()
+    finally:
+        STOPPING.clear()
+    (error,) = (record.getMessage() for record in caplog.records if record.levelname == "ERROR")
+    assert error.startswith(f"job {NAME} may run on: ")
+    assert "--flink_master" in error
