@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomli_w
@@ -24,14 +27,16 @@ from infra.runners.stopping import STOPPING
 from infra.store.names import default_root
 from infra.store.ownership import remove_store
 from pipelines.config import load_config
+from pipelines.inspect.run_state.state import RunState
+from pipelines.inspect.submissions import Submission
 from pipelines.roles import submitted_process
 from pipelines.run import run_guard
-from pipelines.run.run_guard import RunFailing
+from pipelines.run.run_guard import RunFailing, RunGuard
 from pipelines.run.submission.guard import guarded
 from pipelines.run.topics import make_topics
 from schemas.codec import encode
 from schemas.records import Experience, Metric
-from schemas.topics import BATCHES, EXPERIENCES, INBOX, METRICS, REPLICAS, TRAJECTORIES, group_name
+from schemas.topics import BATCHES, EXPERIENCES, INBOX, METRICS, PROMPTS, REPLICAS, TRAJECTORIES, Topic, group_name
 
 
 def write_config(folder: Path, broker: Broker, run: str, **sections: object) -> Path:
@@ -117,6 +122,14 @@ def test_submitted_trainer_ends_if_checkpoints_cannot_be_written(
     remove_store(default_root(run_id))
 
 
+@pytest.fixture
+def unstopped() -> Iterator[None]:
+    """A guard in this process stops the process's role: the request must not stay for the next test."""
+    yield
+    STOPPING.clear()
+
+
+@pytest.mark.usefixtures("unstopped")
 def test_submitted_prompts_end_when_nothing_is_left_to_train(
     broker: Broker, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,10 +138,36 @@ def test_submitted_prompts_end_when_nothing_is_left_to_train(
     config = load_config(write_config(tmp_path, broker, run_id, prompts={"task": "gcd", "size": 20, "epochs": 1}))
     make_topics(config)
     client = config.kafka.client()
-    for role, topic in (("rollout", INBOX), ("score", TRAJECTORIES)):
-        consumer = KafkaConsumer(**client.consumer(group_id=group_name(run_id, role), enable_auto_commit=False))
-        consumer.commit({TopicPartition(topic.name(run_id), 0): OffsetAndMetadata(0, "", -1)})
-        consumer.close(autocommit=False)
+    write_as_role(client, run_id, PROMPTS, [PROMPT])
+
+    def commit(role: str, topic: Topic, offset: int) -> None:
+        with closing(
+            KafkaConsumer(**client.consumer(group_id=group_name(run_id, role), enable_auto_commit=False))
+        ) as at:
+            at.commit({TopicPartition(topic.name(run_id), 0): OffsetAndMetadata(offset, "", -1)})
+
+    for role, topic in (("rollout", INBOX), ("score", TRAJECTORIES), ("placement", PROMPTS)):
+        commit(role, topic, 0)
+    buffer = Submission(config.run_folder, "experience", 0, "embedded", state="failed", error="no memory")
+    buffer.file.parent.mkdir(parents=True)
+    buffer.write()
+    observed: list[RunState] = []
+    check_end = RunGuard.check_end
+
+    def observe(guard: RunGuard, state: RunState, *arguments: Any) -> None:
+        observed.append(state)
+        check_end(guard, state, *arguments)
+
+    monkeypatch.setattr(RunGuard, "check_end", observe)
+    blocked = iter(
+        [
+            (
+                lambda state: state.undispatched,
+                lambda: commit("placement", PROMPTS, 2),
+            ),  # with the transaction's marker
+            (lambda state: state.roles and not state.undispatched, lambda: buffer.ended("ended").write()),
+        ]
+    )
     drawn = {"prompts": 9.0, 'drawn{task="gcd"}': 9.0, "exhausted": 1.0}
 
     def run_until_stopped() -> None:
@@ -136,12 +175,18 @@ def test_submitted_prompts_end_when_nothing_is_left_to_train(
             now = time.time_ns() // 10**6
             metrics = [Metric("score", 36, {"trajectories": 36.0}, now), Metric("prompts", 9, drawn, now)]
             write_as_role(client, run_id, METRICS, metrics)
+            is_blocked, unblock = next(blocked)
             while not STOPPING.wait(0.1):
+                assert time.monotonic() < deadline, f"prompts still wait: {observed[-1:]}"
+                if sum(map(bool, map(is_blocked, observed))) > 3:
+                    unblock()
+                    is_blocked, unblock = next(blocked, (lambda state: False, lambda: None))
                 idle = replace(heartbeat(0, time.time_ns() // 10**6, 0), running=0, waiting=0)
                 value, headers = encode(idle)
                 replica.send(REPLICAS.name(run_id), value, b"0", list(headers), 0)
 
+    deadline = time.monotonic() + 60
     with pytest.raises(RunFailing, match="all 9 questions are drawn") as failure:
         run_until_stopped()
-    STOPPING.clear()
+    assert next(blocked, None) is None  # it waited for placement and for the buffer
     assert failure.value.resume == "--set prompts.epochs=2"

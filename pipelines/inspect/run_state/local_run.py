@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipelines.inspect.run_folders import RunFolder
-from pipelines.inspect.run_state.events import PhaseStarted
+from pipelines.inspect.run_state.events import PhaseStarted, RoleState, RoleStatus
 from pipelines.inspect.run_state.state import RunState, fold, new_run
 
 
@@ -27,3 +27,25 @@ def stopped_run(state: RunState, run: RunFolder) -> RunState:
     """Return `state` at the end of `run`; of a killed run, at its newest metric."""
     ended = int(1000 * (run.state.get("ended_at") or 0)) or max(state.last_metric_at.values(), default=state.now)
     return replace(fold(state, PhaseStarted(run.status, ended)), now=ended)
+
+
+def submitted_roles(run: RunFolder) -> dict[str, RoleState]:
+    """Return the roles that were submitted on this machine, by name; those of `laminar run` are its supervisor's.
+
+    `starting`: it reads its state back, or its process is about to be started again. `down`: it failed or was killed.
+    """
+    if run.supervised:
+        return {}
+    from infra.runners.liveness import read_liveness, working_pid
+    from pipelines.roles import liveness_file
+
+    def status(name: str, recorded: str) -> RoleStatus:
+        if recorded in ("up", "unsupervised"):
+            report = read_liveness(liveness_file(run.folder, name))
+            return "up" if report and report["ready"] and working_pid(report) else "starting"
+        return "down" if recorded in ("failed", "died") else "ended"
+
+    return {
+        name: RoleState(role.get("pid"), role.get("restarts", 0), status(name, role["status"]))
+        for name, role in (run.state.get("roles") or {}).items()
+    }

@@ -30,7 +30,7 @@ from pipelines.inspect.run_state.events import (
 from pipelines.inspect.run_state.learning import NO_SIGNS, WARN_STEPS, LearningSigns
 from pipelines.inspect.run_state.pace import BatchPace, Beat, WholeRun, newest
 from schemas.records import Metric, PolicyVersion, RelayArrival, RelayStatus, ReplicaStatus, StageStatus, WeightVersion
-from schemas.topics import BATCHES, OF_WORK, PAUSE, STEP_COUNTERS
+from schemas.topics import BATCHES, OF_WORK, PAUSE, PROMPTS, STEP_COUNTERS
 
 FIRST_PHASES = ("checks", "broker")
 """The phases in which a run starts, and starts again when it is resumed; a local broker starts after the checks."""
@@ -86,6 +86,8 @@ class RunState:
     roles: Mapping[str, RoleState] = field(default_factory=dict)
     last_metric_at: Mapping[str, int] = field(default_factory=dict)
     lag: Mapping[str, int] = field(default_factory=dict)
+    undispatched: int | None = None
+    """The lag of `prompts`: placement has not dispatched all their samples. None if it is not measured."""
     whole: WholeRun | None = None
     """Of a run that has ended."""
 
@@ -197,7 +199,8 @@ def fold(state: RunState, event: RunEvent) -> RunState:
         case LagMeasured():
             if state.phase in AFTER_ROLES and max(state.last_metric_at.values(), default=0) <= state.phases[-1].at:
                 return state
-            return replace(state, lag={name: behind for name, behind in event.behind.items() if name in OF_WORK})
+            lag = {name: behind for name, behind in event.behind.items() if name in OF_WORK}
+            return replace(state, lag=lag, undispatched=event.behind.get(PROMPTS.short_name))
         case Tick():
             return replace(state, now=max(state.now, event.at))
     raise TypeError(f"not an event of a run: {type(event).__name__}")

@@ -51,7 +51,8 @@ def waiting_for(state: RunState) -> str | None:
 def is_over(state: RunState) -> bool:
     """Whether all questions are drawn, and no trajectory is left that may enter a batch.
 
-    Agents between two requests and groups in the buffer cannot be seen: wait before you rely on it.
+    Agents between two requests and groups in the buffer cannot be seen: wait before you rely on it. Nor can what
+    the buffer has not read, since it commits no offset above a group that waits: `roles` must have its status.
     """
     live = [each for each in state.replicas.values() if each.state in ("running", "draining")]
     return (
@@ -62,6 +63,7 @@ def is_over(state: RunState) -> bool:
         and state.step >= state.experience.get("batches", 0)
         and not any(each.running or each.waiting for each in live)
         and not any(role.status in ("starting", "down") for role in state.roles.values())
+        and not state.undispatched
         and not any(state.lag.get(topic.short_name) for topic in (INBOX, TRAJECTORIES))
     )
 

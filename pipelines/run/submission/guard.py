@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,11 +27,14 @@ from infra.store.ownership import claim_store
 from operators.relay.config import AUTO
 from pipelines.config import Config, ConfigDraft, ConfigError, ConfigProblems
 from pipelines.inspect.log.chunks import rows_of
+from pipelines.inspect.run_folders import NoSuchRun, read_any
 from pipelines.inspect.run_state.buffers import SHARD
+from pipelines.inspect.run_state.events import RoleState
+from pipelines.inspect.run_state.local_run import submitted_roles
 from pipelines.inspect.run_state.refused import refused
 from pipelines.inspect.run_state.state import fold_all, new_run
 from pipelines.present.view.watch import Watch
-from pipelines.roles import ALL_SHARDS, WITH_STORE, Role, RoleProcess
+from pipelines.roles import ALL_SHARDS, DATA_PLANE, WITH_STORE, Role, RoleProcess
 from pipelines.run.preflight import shared_gpus
 from pipelines.run.resharding import reshard_score
 from pipelines.run.run_guard import COLUMNS, RunFailing, RunGuard
@@ -100,6 +103,8 @@ def claimed_store(config: Config, process: RoleProcess) -> Iterator[None]:
 
 SERIES = {"score": "score", "prompts": "prompts"}
 """The roles that count failures, each with its metric: errors of trajectories, refused rows."""
+HOLDING = ("placement", "score", "experience")
+"""The roles with trajectories of training between `prompts` and `batches`."""
 RETRY_S = 5.0
 OBSERVE_S = 0.5
 EARLIER_METRICS = 500
@@ -184,9 +189,21 @@ class _Guard:
         with Observer(self._client, run.name, refuse=refused) as observer:
             watch = Watch(state, source=observer)
             while not self.ended.wait(OBSERVE_S):
-                state = watch.tick()
-                if observer.caught_up() and {INBOX.short_name, TRAJECTORIES.short_name} <= state.lag.keys():
+                state = watch.tick(self._roles_before_training())
+                measured = (
+                    state.undispatched is not None and {INBOX.short_name, TRAJECTORIES.short_name} <= state.lag.keys()
+                )
+                if observer.caught_up() and measured:
                     guard.check_end(state, self._experiences)
+
+    def _roles_before_training(self) -> dict[str, RoleState]:
+        """The roles of this machine that may hold what no lag shows; of replicas, heartbeats and `inbox` show it."""
+        with suppress(NoSuchRun):
+            found = submitted_roles(read_any(self.config.run_folder))
+            return {
+                name: role for name, role in found.items() if name.partition("-")[0] in HOLDING or name == DATA_PLANE
+            }
+        return {}
 
     def _experiences(self, since: int) -> Iterable[Mapping[str, Any]]:
         return rows_of(self._client, self.config.run.name, EXPERIENCES, COLUMNS, since)

@@ -10,7 +10,7 @@ import pytest
 from synthetic_run import heartbeat
 
 from pipelines.config import Config, parse_config
-from pipelines.inspect.run_state.events import Tick
+from pipelines.inspect.run_state.events import LagMeasured, RolesChanged, RoleState, Tick
 from pipelines.inspect.run_state.state import RunState, fold, fold_all, new_run
 from pipelines.run.run_guard import END_MS, MIN_DRAWN, SHARD_AGE_MS, RunFailing, RunGuard
 from schemas.records import Metric
@@ -74,6 +74,10 @@ def test_guard_stops_a_run_without_questions_or_trajectories() -> None:
     guard.check(fold(state, Tick(START + 9 * END_MS)), no_experiences)  # the clock of another machine
     seconds = END_MS / 1000
     guard.check(fold_all(state, [Tick(START + END_MS), heartbeat(0, START + END_MS, 1)]), no_experiences)  # one runs
+    guard.check(state, no_experiences)
+    seconds *= 2
+    guard.check(fold(state, LagMeasured({"prompts": 1})), no_experiences)  # placement is down, or restores its state
+    guard.check(fold(state, RolesChanged({"experience": RoleState(1, 0, "starting")})), no_experiences)
     guard.check(state, no_experiences)
     seconds *= 2
     with pytest.raises(RunFailing, match="after 0 of 8 optimizer steps: all 9 questions are drawn") as failure:
