@@ -23,7 +23,7 @@ from kafka.errors import (
 from kafka.partitioner import DefaultPartitioner
 
 from infra.kafka.producer import DeliveryFailed
-from infra.kafka.transactions import TransactionInDoubt
+from infra.kafka.transactions import TransactionInDoubt, TransactionTooSlow
 from infra.simulation.cluster import Place, SimulatedCluster
 from infra.simulation.errors import (
     BrokerError,
@@ -257,11 +257,11 @@ class SimulatedProducer:
             raise self.failure from error
 
     def _check(self) -> None:
-        """Raise the failure of this producer, and KafkaTimeoutError once the transaction takes too long."""
+        """Raise the failure of this producer, and TransactionTooSlow once the transaction takes too long."""
         if self.failure is not None:
             raise self.failure
         if self._deadline and self._now() > self._deadline:
-            self.failure = KafkaTimeoutError(f"the transaction did not end within {self._timeout_s:g} s")
+            self.failure = TransactionTooSlow(f"the transaction did not end within {self._timeout_s:g} s")
             raise self.failure
 
     def _now(self) -> float:

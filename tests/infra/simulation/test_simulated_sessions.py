@@ -11,7 +11,8 @@ from infra.kafka.log_gaps import LogTruncated
 from infra.kafka.session import Fenced, Outgoing, Session, SessionLost
 from infra.kafka.simulated_clients import SimulatedClients
 from infra.kafka.simulated_producer import SimulatedRecord
-from infra.simulation.network import REQUEST_FAULTS, RequestFault, RequestFaults
+from infra.kafka.transactions import TransactionTooSlow
+from infra.simulation.network import OF_COORDINATORS, REQUEST_FAULTS, RequestFault, RequestFaults
 
 
 def out(text: str) -> Outgoing:
@@ -96,6 +97,22 @@ def test_partition_that_fails_is_fetched_later() -> None:
     assert world.errors == {"d": None}
     assert sum(count for _, count in read) == 1
     assert not read[0][1]
+
+
+def test_too_slow_transaction_fails_as_with_kafka() -> None:
+    """The source ends a role whose transactions are always too slow by the class of this error."""
+    world, moved = World(), dict.fromkeys(OF_COORDINATORS, "moved")
+
+    def commits(clients: SimulatedClients) -> None:
+        session = open_session(clients)
+        world.network.faults = [RequestFaults("a", 0, 60, (), 1.0, random.Random(1), moved)]
+        session.commit([out("a")], {}, {}, {})
+
+    world.process("a", commits)
+    world.scheduler.run()
+    lost = world.errors["a"]
+    assert isinstance(lost, SessionLost)
+    assert isinstance(lost.__cause__, TransactionTooSlow)
 
 
 @pytest.mark.parametrize("fault", REQUEST_FAULTS)
