@@ -107,6 +107,7 @@ def _shape(cluster: Cluster) -> dict[str, Any]:
         "replicas": cluster.replicas,
         "gpus_per_replica": cluster.gpus_per_replica,
         "max_staleness": cluster.config.experience.max_staleness,
+        "not_predicted": cluster.not_predicted,
     }
 
 

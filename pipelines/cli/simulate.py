@@ -144,6 +144,9 @@ def simulate(
     if one and count is not None:
         reason = "it plays many histories: leave out --replay, --timeline, --until, --step"
         raise typer.BadParameter(reason, param_hint="--explore")
+    if replay is not None and (seed or shapes):
+        reason = "its history has a seed and a shape: leave out --replay, or --seed and --shape"
+        raise typer.BadParameter(reason, param_hint="--replay")
     if step is not None and json:
         raise typer.BadParameter("it prints text: leave out --json, or take --until", param_hint="--step")
     logging.disable(logging.WARNING)  # each fault of each history would warn

@@ -40,7 +40,7 @@ TITLE = "Predicted throughput over the trainer's share of the GPUs"
 
 def prediction_lines(cluster: Cluster, found: Prediction, gpu_hour: float) -> Iterator[str]:
     """One prediction as text."""
-    yield f"{cluster.train_gpus} GPUs train, {cluster.replicas} replicas of {cluster.gpus_per_replica} GPUs generate"
+    yield from _heading(cluster)
     yield f"  trained tokens/s      {found.trained_tokens_per_s:,.0f} (with prompts)"
     yield f"  generated tokens/s    {found.generated_tokens_per_s:,.0f}"
     yield f"  seconds an iteration  {found.iteration_s:,.1f}"
@@ -55,9 +55,20 @@ def prediction_lines(cluster: Cluster, found: Prediction, gpu_hour: float) -> It
         yield f"  cost / 10⁹ tokens     {found.gpu_hours_per_billion_tokens * gpu_hour:,.2f}"
 
 
+def _heading(cluster: Cluster) -> Iterator[str]:
+    yield f"{cluster.train_gpus} GPUs train, {cluster.replicas} replicas of {cluster.gpus_per_replica} GPUs generate"
+    if ignored := _ignored(cluster):
+        yield ignored
+
+
+def _ignored(cluster: Cluster) -> str:
+    names = cluster.not_predicted
+    return f"Not predicted: the effect of {', '.join(names)}" if names else ""
+
+
 def candidates_table(candidates: Sequence[Candidate], best: Candidate, gpu_hour: float) -> Table:
     """All candidates; the recommended one is marked."""
-    table = Table(title=f"Recommended: {best.name}")
+    table = Table(title=f"Recommended: {best.name}", caption=_ignored(best.cluster) or None)
     names = (
         "tokens/s",
         "idle GPUs",
@@ -109,7 +120,7 @@ def _percent(share: float) -> str:
 def cost_lines(cluster: Cluster, found: StepCost) -> Iterator[str]:
     """A step and a day as text, one figure a line."""
     day = found.to_json()["day"]
-    yield f"{cluster.train_gpus} GPUs train, {cluster.replicas} replicas of {cluster.gpus_per_replica} GPUs generate"
+    yield from _heading(cluster)
     yield (
         f"A step: {found.trajectories:,} trajectories of {found.prompt_tokens:,} prompt and "
         f"{found.response_tokens:,} response tokens, {found.seconds:,.1f} s"

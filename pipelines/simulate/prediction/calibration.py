@@ -85,14 +85,35 @@ def calibrated(config: Config, metrics: Sequence[Metric], name: str) -> Calibrat
     )
     stall = fmean(each.values.get("weight_sync/seconds", 0.0) for each in ordered)
     trainer = TrainerEmulation(_step_line(ordered), stall, 0.0)
+    vllm = config.rollout.engine == "vllm"  # KV as its memory allows; other engines have slots × context
     changed = replace(
         config,
         prompts=prompts,
         score=replace(config.score, tasks=()),
-        rollout=replace(config.rollout, engine="emulated", emulation=emulation, context=context),
-        trainer=replace(config.trainer, emulation=trainer),
+        rollout=replace(
+            config.rollout,
+            engine="emulated",
+            emulation=emulation,
+            context=context,
+            slots=config.rollout.slots or _measured(metrics, "capacity"),
+            kv_capacity=config.rollout.kv_capacity or (_measured(metrics, "kv_capacity") if vllm else None),
+            # What these settings do is in the times measured.
+            vllm={},
+            tensor_parallel=1,
+            gpus=(),
+            speculation=False,
+            environments=(),
+        ),
+        trainer=replace(config.trainer, emulation=trainer, ranks=1, shard_ranks=0, context_ranks=1),
+        gateway=None,
     )
     return Calibration(changed, len(ordered), len(decode))
+
+
+def _measured(metrics: Sequence[Metric], value: str) -> int | None:
+    """The median of a value of the heartbeats; None if none has it."""
+    found = [each.values[value] for each in metrics if each.name == REPLICA and each.values.get(value)]
+    return round(median(found)) if found else None
 
 
 def _without_speed(metrics: Sequence[Metric], steps: int, name: str) -> str:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from operators.experience.config import ExperienceConfig
 from pipelines.config import Config
+
+_IGNORED = ("over_age", "sampler", "writers", "evictions", "group_timeout_s")
+"""Settings of `experience` that the predicted buffer, which trains groups as they complete, does not have."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,13 @@ class Cluster:
         for name in ("training_parts", "train_gpus", "gpus_per_replica"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+    @property
+    def not_predicted(self) -> list[str]:
+        """The keys of settings that change a run, but not its prediction."""
+        experience, plain = self.config.experience, ExperienceConfig()
+        found = [f"experience.{key}" for key in _IGNORED if getattr(experience, key) != getattr(plain, key)]
+        return found if self.config.autoscaling is None else [*found, "autoscaling"]
 
     @property
     def replicas(self) -> int:

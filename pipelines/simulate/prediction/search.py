@@ -79,9 +79,15 @@ def search(
             yield seen[key]
 
     yield from tried("present", iter([cluster]))
-    yield from tried("split", splits(cluster))
+    first = cluster
+    if memory is not None and (larger := fitting(cluster, memory)) is not cluster:
+        yield from tried("tensor parallelism", iter([first := larger]))
+    yield from tried("split", splits(first))
+    if not any(each.prediction for each in seen.values()):
+        return  # `recommended` names the reason
     best = recommended(list(seen.values()))
-    yield from tried("staleness", (with_staleness(best.cluster, bound) for bound in STALENESS))
+    if best.cluster.config.placement.rules.admitted_batches is None:  # else the bound paces nothing
+        yield from tried("staleness", (with_staleness(best.cluster, bound) for bound in STALENESS))
     if memory is not None:
         best = recommended(list(seen.values()))
         yield from tried("tensor parallelism", tensor_parallel(best.cluster, memory))
@@ -136,33 +142,57 @@ def with_staleness(cluster: Cluster, bound: int) -> Cluster:
     )
 
 
+def fitting(cluster: Cluster, memory: Memory) -> Cluster:
+    """`cluster`, or the same with twice, four times, ... as many GPUs a replica if the weights need them.
+
+    KV of the larger replicas is as configured. `cluster` too if its GPUs are too few for any size.
+    """
+    gpus = cluster.gpus_per_replica
+    while gpus < cluster.gpus and not cluster.colocated:
+        try:
+            kv_gigabytes(memory.machine, gpus, memory.weights_gb)
+        except ValueError:
+            gpus *= 2
+            continue
+        return cluster if gpus == cluster.gpus_per_replica else _with_size(cluster, gpus)
+    return cluster
+
+
 def tensor_parallel(cluster: Cluster, memory: Memory) -> Iterator[Cluster]:
     """`cluster` with replicas of half and of twice as many GPUs, where the weights fit.
 
     GPUs that fill no replica train; where trainer and replicas share all GPUs, only sizes that leave none over count.
     """
-    now = cluster.gpus_per_replica
-    rollout = cluster.config.rollout
-    emulation = rollout.emulation
+    now, rollout = cluster.gpus_per_replica, cluster.config.rollout
     present_gb = kv_gigabytes(memory.machine, now, memory.weights_gb)
     capacity = rollout.kv_capacity or rollout.most_slots * cluster.config.context
     for gpus in (now // 2, now * 2):
-        replicas = cluster.replicas * now // gpus if gpus else 0
-        left = cluster.replicas * now - replicas * gpus
-        if not replicas or (left and cluster.colocated):
+        generate = cluster.replicas * now
+        if not 0 < gpus <= generate or (cluster.colocated and generate % gpus):
             continue
         try:
             kv = int(capacity * kv_gigabytes(memory.machine, gpus, memory.weights_gb) / present_gb)
         except ValueError:
             continue  # the weights do not fit
-        share, roofline = now / gpus, emulation.roofline
-        held = FIXED * roofline.decode_ms[0][1]
-        changed = replace(
-            roofline,
-            decode_ms=tuple((batch, held + (ms - held) * share) for batch, ms in roofline.decode_ms),
-            kv_ns=roofline.kv_ns * share,
-            prefill_us=roofline.prefill_us * share,
-        )
-        new = replace(rollout, kv_capacity=kv, emulation=replace(emulation, roofline=changed))
-        other = replace(cluster, config=replace(cluster.config, rollout=new), gpus_per_replica=gpus)
-        yield with_replicas(with_trainer(other, cluster.train_gpus + left), replicas)
+        other = _with_size(cluster, gpus)
+        changed = replace(other.config.rollout, kv_capacity=kv)
+        yield replace(other, config=replace(other.config, rollout=changed))
+
+
+def _with_size(cluster: Cluster, gpus: int) -> Cluster:
+    """`cluster` with replicas of `gpus` GPUs, and the engine's speed on them."""
+    rollout, share = cluster.config.rollout, cluster.gpus_per_replica / gpus
+    roofline = rollout.emulation.roofline
+    held = FIXED * roofline.decode_ms[0][1]
+    changed = replace(
+        roofline,
+        decode_ms=tuple((batch, held + (ms - held) * share) for batch, ms in roofline.decode_ms),
+        kv_ns=roofline.kv_ns * share,
+        prefill_us=roofline.prefill_us * share,
+    )
+    new = replace(rollout, emulation=replace(rollout.emulation, roofline=changed))
+    other = replace(cluster, config=replace(cluster.config, rollout=new), gpus_per_replica=gpus)
+    generate = cluster.replicas * cluster.gpus_per_replica
+    replicas = max(1, generate // gpus)
+    train = cluster.train_gpus if cluster.colocated else cluster.gpus - replicas * gpus
+    return with_replicas(with_trainer(other, train), replicas)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from pipelines.cli.predict import PredictionOptions
 from pipelines.config import Config, parse_config
 from pipelines.simulate.prediction.cluster import Cluster
 
@@ -31,7 +33,7 @@ def small_config(**changes: Any) -> Config:
     table = {name: dict(section) for name, section in TABLE.items()}
     for name, value in changes.items():
         section, key = name.split("__")
-        table[section][key] = value
+        table.setdefault(section, {})[key] = value
     return parse_config(table, "a test")
 
 
@@ -44,3 +46,9 @@ def with_schedule(schedule: str) -> Cluster:
     """The cluster under another schedule."""
     cluster = small_cluster(placement__schedule=schedule, placement__max_replicas=16)
     return replace(cluster, training_parts=4 if schedule == "stream" else 1)
+
+
+def question(file: Path | None = None, run: Path | None = None, **changes: object) -> PredictionOptions:
+    """A question about the cluster of `file`, or of `run`."""
+    plain = PredictionOptions(file, run, [], 4, 1, "", 0.0, 0.0)
+    return replace(plain, **changes)  # type: ignore[arg-type]

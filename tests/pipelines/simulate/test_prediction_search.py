@@ -8,23 +8,19 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from predicted_clusters import TABLE, small_cluster, small_config
+from predicted_clusters import question, small_cluster, small_config
 from typer.testing import CliRunner
 
 from pipelines.cli import cost as cost_module
 from pipelines.cli import simulate as simulate_module
-from pipelines.cli.predict import PredictionOptions, predict_report
+from pipelines.cli.predict import predict_report
 from pipelines.cli.simulate import simulate
-from pipelines.config import Config, ConfigError, load_config, parse_config, save_config
-from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE
-from pipelines.present.prediction import candidates_plot
-from pipelines.simulate.prediction.calibration import calibrate, calibrated, lengths_of
+from pipelines.config import ConfigError, save_config
+from pipelines.present.prediction import candidates_plot, candidates_table
 from pipelines.simulate.prediction.cluster import Cluster
 from pipelines.simulate.prediction.machines import Memory, kv_gigabytes, memory_of
 from pipelines.simulate.prediction.measurement import Prediction
 from pipelines.simulate.prediction.search import recommended, search, splits, tensor_parallel, with_trainer
-from schemas.plain import encode_json
-from schemas.records import Metric
 
 
 def fake(cluster: Cluster) -> Prediction:
@@ -34,12 +30,6 @@ def fake(cluster: Cluster) -> Prediction:
     return Prediction(1, rate, rate, 1, 0.5, 1, bound / 2, bound, (1.0,), 0.1, 0.1, 0.1, 0, 1, 1 / rate)
 
 
-def question(file: Path | None = None, run: Path | None = None, **changes: object) -> PredictionOptions:
-    """A question about the cluster of `file`, or of `run`."""
-    plain = PredictionOptions(file, run, [], 4, 1, "", 0.0, 0.0)
-    return replace(plain, **changes)  # type: ignore[arg-type]
-
-
 def test_search_recommends_the_best_split_of_lowest_staleness() -> None:
     cluster = with_trainer(small_cluster(), 2)
     found = list(search(replace(cluster, config=small_config(rollout__replicas=6)), predict=fake))
@@ -47,6 +37,35 @@ def test_search_recommends_the_best_split_of_lowest_staleness() -> None:
     assert (best.cluster.train_gpus, best.cluster.replicas) == (4, 4)
     assert best.cluster.config.experience.max_staleness == 1
     assert {each.kind for each in found} == {"present", "split", "staleness"}
+
+
+def test_search_tries_no_staleness_bound_that_paces_nothing() -> None:
+    cluster = small_cluster(placement__schedule="one_step", placement__max_replicas=16)
+    assert {each.kind for each in search(cluster, predict=fake)} == {"present", "split"}
+
+
+def test_search_begins_with_replicas_that_hold_the_weights() -> None:
+    cluster = replace(small_cluster(), train_gpus=28)
+    found = list(search(cluster, memory=Memory("H800", 100.0), predict=fake))  # 72 GB of one are too few
+    assert "use more GPUs a replica" in found[0].error
+    assert {each.cluster.gpus_per_replica for each in found if each.prediction} == {2, 4}
+    assert {each.cluster.gpus for each in found} == {32}
+    assert recommended(found).cluster.train_gpus == 16
+
+
+def test_search_that_finds_nothing_names_the_reason(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    save_config(small_config(), file)
+    asked = question(file, machine="L40S", weights_gb=400.0)
+    with pytest.raises(ConfigError, match="no candidate can run: weights of 400 GB do not fit on 1 x L40S"):
+        predict_report(asked, search=True, plot=None, json=False)
+
+
+def test_search_predicts_every_kind_of_candidate() -> None:
+    cluster = replace(small_cluster(trainer__optimizer_steps=4), train_gpus=4)
+    found = list(search(cluster, memory=Memory("H800", 15.0)))
+    assert {each.kind for each in found if each.prediction} == {"present", "split", "staleness", "tensor parallelism"}
+    assert not [each.error for each in found if each.error]
 
 
 def test_search_goes_on_past_a_cluster_that_cannot_run() -> None:
@@ -112,118 +131,6 @@ def test_plot_shows_each_kind_of_candidate() -> None:
     drawn = ElementTree.fromstring(candidates_plot(list(search(small_cluster(), predict=fake))))
     texts = [each.text for each in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert {"split", "staleness", "the trainer's share of the GPUs"} <= set(texts)
-
-
-def test_lengths_have_the_mean_and_the_longest_of_the_run() -> None:
-    found = lengths_of(mean=300.0, longest=1400.0, drawn=100)
-    assert found.p50 < 300 < found.p99 < 1400
-    assert lengths_of(mean=5.0, longest=5.0, drawn=10).p50 == pytest.approx(5.0)
-
-
-def metrics_of_a_run() -> list[Metric]:
-    """Five steps of 1,280 tokens in 2 s, and a replica that runs 8 requests at 10 ms a step."""
-    step = {
-        "time/update": 2.0,
-        "response_length/mean": 30.0,
-        "response_length/max": 60.0,
-        "batch/trajectories": 32.0,
-        "batch/tokens": 1280.0,
-        "weight_sync/seconds": 0.1,
-    }
-    beat = {"incarnation": 1.0, "running": 8.0}
-    beats = [Metric("replica", 0, {**beat, "tokens_generated": 800.0 * n}, 1000 * n) for n in range(1, 5)]
-    return [*beats, *(Metric("trainer", n, step, 2000 * n) for n in range(1, 6))]
-
-
-def run_folder(folder: Path, metrics: list[Metric]) -> Path:
-    """The folder of a run that was not emulated."""
-    save_config(small_config(rollout__engine="transformers", prompts__max_new_tokens=100), folder / CONFIG_FILE)
-    (folder / METRICS_FILE).write_bytes(b"".join(encode_json(each) + b"\n" for each in metrics))
-    return folder
-
-
-def test_calibration_takes_engine_trainer_and_lengths_of_a_run(tmp_path: Path) -> None:
-    found = calibrate(run_folder(tmp_path, metrics_of_a_run())).config
-    assert found.emulated
-    assert found.prompts.prompt_tokens == 10
-    assert found.trainer.emulation.seconds(1280) == pytest.approx(2.0)
-    assert dict(found.rollout.emulation.roofline.decode_ms)[8] == pytest.approx(10.0)
-    assert found.rollout.emulation.lengths.p50 < 30 < found.rollout.emulation.lengths.p99
-
-
-def test_calibration_rejects_a_run_with_too_few_steps(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has 1 optimizer steps: at least 3 are needed"):
-        calibrate(run_folder(tmp_path, metrics_of_a_run()[:5]))
-
-
-def config_of_tasks(*samples: int, engine: str = "transformers") -> Config:
-    """A configuration with a task for each number of samples, and rewards of each."""
-    names = [f"task{number}" for number in range(len(samples))]
-    rewards = {"answer": "whole", "rewards": [{"name": "length", "options": {"target": 1, "limit": 9}}]}
-    return parse_config(
-        {
-            **TABLE,
-            "rollout": {**TABLE["rollout"], "engine": engine},
-            "model": {"path": "model"} if engine == "transformers" else {},
-            "prompts": {
-                "max_new_tokens": 100,
-                "tasks": [
-                    {"name": name, "task": "gcd", "samples_per_prompt": each}
-                    for name, each in zip(names, samples, strict=True)
-                ],
-            },
-            "score": {"tasks": [{"name": name, **rewards} for name in names]},
-        },
-        "a test",
-    )
-
-
-def test_calibration_takes_the_mixture_of_several_tasks(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path, metrics_of_a_run())
-    save_config(config_of_tasks(4, 4), folder / CONFIG_FILE)
-    assert question(run=folder).cluster().config.prompts.max_new_tokens == 100
-    data = cost_module.cost(calibrate=folder, changes=["trainer.optimizer_steps=4"], json=True).data
-    assert (data["trajectories"], data["prompt_tokens"]) == (32, 10)
-    save_config(config_of_tasks(4, 8), folder / CONFIG_FILE)
-    with pytest.raises(ConfigError, match="samples_per_prompt of 4, 8: runs whose groups differ in size are not"):
-        calibrate(folder)
-
-
-def test_unpredictable_configurations_are_rejected_at_once(tmp_path: Path) -> None:
-    file = tmp_path / "two.toml"
-    for config, error in (
-        (config_of_tasks(4, 4), "then give its folder in place of the configuration: --calibrate runs/NAME$"),
-        (config_of_tasks(4, 8), "neither from their configuration nor by --calibrate"),
-        (small_config(prompts__tasks=[{"name": name, "source": "synthetic"} for name in "ab"]), "remove prompts.tasks"),
-    ):
-        save_config(config, file)
-        with pytest.raises(ConfigError, match=error):
-            cost_module.cost(file)
-
-
-def test_calibration_rejects_a_run_with_an_environment(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path, metrics_of_a_run())
-    config = load_config(folder / "config.toml", ["prompts={task='gcd', environment='guess'}"])
-    with pytest.raises(ConfigError, match=r"turns and waits of environments \(guess\) are not predicted$"):
-        calibrated(config, metrics_of_a_run(), "first")
-
-
-def test_calibration_reports_how_many_heartbeats_it_needs(tmp_path: Path) -> None:
-    idle = [replace(each, values={**each.values, "running": 0.0}) for each in metrics_of_a_run()]
-    with pytest.raises(ConfigError, match=r"has 4, one of each replica every 2 s, 0 with requests .* larger exp"):
-        calibrate(run_folder(tmp_path, idle))
-    once = [*metrics_of_a_run()[:1], *idle[1:]]
-    with pytest.raises(ConfigError, match=r"1 with requests in 5 optimizer steps; run it for about 60 optimizer steps"):
-        calibrate(run_folder(tmp_path, once))
-
-
-def test_calibrated_run_is_predicted_with_its_settings(tmp_path: Path) -> None:
-    run = run_folder(tmp_path, metrics_of_a_run())
-    report = predict_report(
-        question(run=run, changes=["trainer.optimizer_steps=4"]), search=False, plot=None, json=True
-    )
-    assert 2.0 <= report.data["iteration_s"] < 4.0
-    assert "trained tokens/s" in report.text()
 
 
 @pytest.mark.parametrize(
@@ -304,6 +211,24 @@ def test_simulate_rejects_options_of_its_other_use(
         done = CliRunner().invoke(simulate_module.app, [*arguments, *option])
         assert (done.exit_code, f"Invalid value for {option[0]}" in done.output.replace("'", "")) == (2, True), option
         assert change in done.output
+
+
+def test_replay_rejects_a_seed_and_a_shape() -> None:
+    for option in (("--seed", "3"), ("--shape", "plain")):
+        done = CliRunner().invoke(simulate_module.app, ["--replay", "failing.json", *option])
+        assert (done.exit_code, "its history has a seed and a shape" in done.output) == (2, True), option
+
+
+def test_prediction_names_settings_without_effect(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    save_config(small_config(experience__over_age="wait", autoscaling__minimum=1, trainer__optimizer_steps=4), file)
+    report = simulate(file, train_gpus=4)
+    assert report.data["not_predicted"] == ["experience.over_age", "autoscaling"]
+    ignored = "Not predicted: the effect of experience.over_age, autoscaling"
+    assert ignored in report.text()
+    assert ignored in cost_module.cost(file).text()
+    found = list(search(question(file).cluster(), predict=fake))
+    assert candidates_table(found, found[0], 0.0).caption == ignored
 
 
 def test_simulate_command_predicts_a_configuration(tmp_path: Path) -> None:

@@ -1,0 +1,164 @@
+"""Calibration: the emulation of a run from its metrics."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from predicted_clusters import TABLE, question, small_config
+
+from pipelines.cli import cost as cost_module
+from pipelines.cli.predict import predict_report
+from pipelines.config import Config, ConfigError, load_config, parse_config, save_config
+from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE
+from pipelines.simulate.prediction.calibration import calibrate, calibrated, lengths_of
+from schemas.plain import encode_json
+from schemas.records import Metric
+
+
+def test_lengths_have_the_mean_and_the_longest_of_the_run() -> None:
+    found = lengths_of(mean=300.0, longest=1400.0, drawn=100)
+    assert found.p50 < 300 < found.p99 < 1400
+    assert lengths_of(mean=5.0, longest=5.0, drawn=10).p50 == pytest.approx(5.0)
+
+
+def metrics_of_a_run() -> list[Metric]:
+    """Five steps of 1,280 tokens in 2 s, and a replica that runs 8 requests at 10 ms a step."""
+    step = {
+        "time/update": 2.0,
+        "response_length/mean": 30.0,
+        "response_length/max": 60.0,
+        "batch/trajectories": 32.0,
+        "batch/tokens": 1280.0,
+        "weight_sync/seconds": 0.1,
+    }
+    beat = {"incarnation": 1.0, "running": 8.0, "capacity": 24.0, "kv_capacity": 3000.0}
+    beats = [Metric("replica", 0, {**beat, "tokens_generated": 800.0 * n}, 1000 * n) for n in range(1, 5)]
+    return [*beats, *(Metric("trainer", n, step, 2000 * n) for n in range(1, 6))]
+
+
+def run_folder(folder: Path, metrics: list[Metric], **changes: Any) -> Path:
+    """The folder of a run that was not emulated."""
+    settings = {"rollout__engine": "transformers", "prompts__max_new_tokens": 100, **changes}
+    save_config(small_config(**settings), folder / CONFIG_FILE)
+    (folder / METRICS_FILE).write_bytes(b"".join(encode_json(each) + b"\n" for each in metrics))
+    return folder
+
+
+def test_calibration_takes_engine_trainer_and_lengths_of_a_run(tmp_path: Path) -> None:
+    found = calibrate(run_folder(tmp_path, metrics_of_a_run())).config
+    assert found.emulated
+    assert found.prompts.prompt_tokens == 10
+    assert found.trainer.emulation.seconds(1280) == pytest.approx(2.0)
+    assert dict(found.rollout.emulation.roofline.decode_ms)[8] == pytest.approx(10.0)
+    assert found.rollout.emulation.lengths.p50 < 30 < found.rollout.emulation.lengths.p99
+
+
+UNSET = {"rollout__slots": None, "rollout__kv_capacity": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "slots", "kv_capacity"),
+    [
+        ({}, 16, 4096),
+        ({**UNSET, "rollout__speculation": True}, 24, None),
+        (
+            {
+                **UNSET,
+                "rollout__engine": "vllm",
+                "rollout__tensor_parallel": 2,
+                "rollout__vllm": {"enforce_eager": True},
+                "rollout__environments": [{"name": "guess"}],
+                "trainer__ranks": 4,
+                "trainer__shard_ranks": 2,
+                "trainer__context_ranks": 2,
+                "gateway__port": 8000,
+            },
+            24,
+            3000,
+        ),
+    ],
+)
+def test_calibration_takes_runs_of_every_engine_and_of_ranks(
+    tmp_path: Path, changes: dict[str, Any], slots: int, kv_capacity: int | None
+) -> None:
+    folder = run_folder(tmp_path, metrics_of_a_run(), **changes)
+    rollout = question(run=folder).cluster().config.rollout
+    assert (rollout.slots, rollout.kv_capacity, rollout.speculation) == (slots, kv_capacity, False)
+
+
+def test_calibration_rejects_a_run_with_too_few_steps(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has 1 optimizer steps: at least 3 are needed"):
+        calibrate(run_folder(tmp_path, metrics_of_a_run()[:5]))
+
+
+def config_of_tasks(*samples: int, engine: str = "transformers") -> Config:
+    """A configuration with a task for each number of samples, and rewards of each."""
+    names = [f"task{number}" for number in range(len(samples))]
+    rewards = {"answer": "whole", "rewards": [{"name": "length", "options": {"target": 1, "limit": 9}}]}
+    return parse_config(
+        {
+            **TABLE,
+            "rollout": {**TABLE["rollout"], "engine": engine},
+            "model": {"path": "model"} if engine == "transformers" else {},
+            "prompts": {
+                "max_new_tokens": 100,
+                "tasks": [
+                    {"name": name, "task": "gcd", "samples_per_prompt": each}
+                    for name, each in zip(names, samples, strict=True)
+                ],
+            },
+            "score": {"tasks": [{"name": name, **rewards} for name in names]},
+        },
+        "a test",
+    )
+
+
+def test_calibration_takes_the_mixture_of_several_tasks(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, metrics_of_a_run())
+    save_config(config_of_tasks(4, 4), folder / CONFIG_FILE)
+    assert question(run=folder).cluster().config.prompts.max_new_tokens == 100
+    data = cost_module.cost(calibrate=folder, changes=["trainer.optimizer_steps=4"], json=True).data
+    assert (data["trajectories"], data["prompt_tokens"]) == (32, 10)
+    save_config(config_of_tasks(4, 8), folder / CONFIG_FILE)
+    with pytest.raises(ConfigError, match="samples_per_prompt of 4, 8: runs whose groups differ in size are not"):
+        calibrate(folder)
+
+
+def test_unpredictable_configurations_are_rejected_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "two.toml"
+    for config, error in (
+        (config_of_tasks(4, 4), "then give its folder in place of the configuration: --calibrate runs/NAME$"),
+        (config_of_tasks(4, 8), "neither from their configuration nor by --calibrate"),
+        (small_config(prompts__tasks=[{"name": name, "source": "synthetic"} for name in "ab"]), "remove prompts.tasks"),
+    ):
+        save_config(config, file)
+        with pytest.raises(ConfigError, match=error):
+            cost_module.cost(file)
+
+
+def test_calibration_rejects_a_run_with_an_environment(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, metrics_of_a_run())
+    config = load_config(folder / "config.toml", ["prompts={task='gcd', environment='guess'}"])
+    with pytest.raises(ConfigError, match=r"turns and waits of environments \(guess\) are not predicted$"):
+        calibrated(config, metrics_of_a_run(), "first")
+
+
+def test_calibration_reports_how_many_heartbeats_it_needs(tmp_path: Path) -> None:
+    idle = [replace(each, values={**each.values, "running": 0.0}) for each in metrics_of_a_run()]
+    with pytest.raises(ConfigError, match=r"has 4, one of each replica every 2 s, 0 with requests .* larger exp"):
+        calibrate(run_folder(tmp_path, idle))
+    once = [*metrics_of_a_run()[:1], *idle[1:]]
+    with pytest.raises(ConfigError, match=r"1 with requests in 5 optimizer steps; run it for about 60 optimizer steps"):
+        calibrate(run_folder(tmp_path, once))
+
+
+def test_calibrated_run_is_predicted_with_its_settings(tmp_path: Path) -> None:
+    run = run_folder(tmp_path, metrics_of_a_run())
+    report = predict_report(
+        question(run=run, changes=["trainer.optimizer_steps=4"]), search=False, plot=None, json=True
+    )
+    assert 2.0 <= report.data["iteration_s"] < 4.0
+    assert "trained tokens/s" in report.text()
