@@ -35,7 +35,7 @@ class ShardProcess:
 
     One fiber polls and folds; the other commits what has been emitted, as the sink's thread does. A session that is
     lost makes the source open another; every other error ends the process. A process that is asked to end commits its
-    last outputs first. `turn_s` is the time of one poll of a busy step.
+    last outputs first. `pause_s` is the pause after a poll, of a busy step or of one that waits for records.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class ShardProcess:
         wiring: Wiring,
         process: SimulatedProcess,
         clients: SimulatedClients,
-        turn_s: Callable[[], float],
+        pause_s: Callable[[bool], float],
         transfers: Transfers | None = None,
     ) -> None:
-        self.wiring, self.process, self._turn_s = wiring, process, turn_s
+        self.wiring, self.process, self._pause_s = wiring, process, pause_s
         self._sessions = Sessions(lambda config: clients)
         self._source = ShardSource(
             wiring.shard,
@@ -82,8 +82,8 @@ class ShardProcess:
                 runner.restore(element)
                 continue
             self._emit(element)
-            if not idle_s:
-                self.process.sleep(self._turn_s())
+            if pause_s := self._pause_s(not idle_s):
+                self.process.sleep(pause_s)
         if (last := self._source.final_poll()) is not None and runner.fold is not None:
             self._emit(last)
         while self._waiting or self._committing:
@@ -151,7 +151,7 @@ class SimulatedRole:
         self.processes = [*(each for each in self.processes if each.alive), process]
         if world.hosts is not None:
             process.end = partial(world.hosts.end_process, process)
-        self._shard = ShardProcess(self.wiring, process, world.connect(process), self._turn_s, world.transfers)
+        self._shard = ShardProcess(self.wiring, process, world.connect(process), self._pause_s, world.transfers)
 
     def kill(self, seconds: float) -> None:
         """Kill the process; start another after `seconds`."""
@@ -200,8 +200,10 @@ class SimulatedRole:
             self._process.pause(seconds)
             self.start()
 
-    def _turn_s(self) -> float:
-        return 2.0 if self._world.scheduler.now < self.slow_until else 0.4
+    def _pause_s(self, busy: bool) -> float:
+        if self._world.scheduler.now < self.slow_until:
+            return 2.0
+        return 0.4 if busy else 0.0
 
     def _ended(self, process: SimulatedProcess, error: Exception | None) -> None:
         world = self._world

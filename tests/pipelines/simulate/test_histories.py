@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -75,6 +76,15 @@ def test_first_evaluation_does_not_stop_training() -> None:
     assert "version 1.3, batches [2], step 3" in events[: answered[-1]]
 
 
+def test_slow_role_polls_every_two_seconds() -> None:
+    """Also one that only waits for records, as score does."""
+    history = play(SimulatedHistory(0, "plain", (Fault(4.0, "slow", "score", 8.0, 0),)), record_events=True)
+    assert history.failure is None
+    scored = sorted({at for at, _, text in history.events if text.endswith(" scored") and 5.0 < at < 13.0})
+    assert len(scored) > 2
+    assert all(later - earlier > 1.9 for earlier, later in pairwise(scored[:-1]))
+
+
 def test_restart_of_the_run_starts_every_role_again() -> None:
     history = play(SimulatedHistory(0, "plain", (Fault(6.0, "restart_run", "score", 4.0, 0),)), record_events=True)
     assert history.failure is None
@@ -122,11 +132,15 @@ def test_planted_defect_is_found_within_six_histories(monkeypatch: pytest.Monkey
 
 def test_defects_of_weights_trims_and_upgrades_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     trims = SimulatedHistory(0, "plain", (Fault(14.0, "trim", "placement", 30.0, 0),))
+    read_again = (Fault(12.0, "trim", "placement", 30.0, 0), Fault(12.5, "kill", "placement", 3.0, 1))
     upgrade = SimulatedHistory(0, "plain", (Fault(8.0, "upgrade_run", "score", 2.0, 0),))
     cases = {
         "incomplete_version_is_sealed": (SimulatedHistory(0, "relays", ()), "with other bytes than"),
         "trim_writes_no_trim_point": (trims, "trajectories were assigned; the audit"),
-        "trim_ignores_what_roles_need": (trims, ""),
+        "trim_ignores_what_roles_need": (
+            SimulatedHistory(0, "plain", read_again),
+            "placement ended with LogTruncated",
+        ),
         "earlier_versions_of_records_are_not_read": (upgrade, "cannot be decoded: unknown schema"),
     }
     for name, (history, reason) in cases.items():
@@ -253,7 +267,13 @@ def test_failing_history_is_shortened_saved_and_replayed(monkeypatch: pytest.Mon
     replayed = play(read_history(file), record_events=True)
     assert (replayed.failure, replayed.digest) == (shortest.failure, shortest.digest)
     assert any(shortest.failure in line for line in lines(replayed))
-    assert {event["ph"] for event in trace(replayed)["traceEvents"]} >= {"M", "i"}
+    events = trace(replace(replayed, faults=(kill,)))["traceEvents"]
+    tracks = {event["args"]["name"]: event["tid"] for event in events if event["ph"] == "M"}
+    (drawn_fault,) = (event for event in events if event["ph"] == "X")
+    assert (drawn_fault["name"], drawn_fault["tid"]) == ("kill", tracks["score"])
+    assert (drawn_fault["ts"], drawn_fault["dur"]) == (12e6, 1e6)  # microseconds
+    instants = [(event["tid"], event["ts"], event["name"]) for event in events if event["ph"] == "i"]
+    assert instants == [(tracks[role], at * 1e6, text) for at, role, text in replayed.events]
 
 
 def test_simulate_command_exits_with_1_at_a_violation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
