@@ -19,6 +19,7 @@ from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Calibrate, GpuHour, JsonOption, ReplicaGpus, TrainGpus, finite
 from pipelines.cli.run import SetOption
 from pipelines.present.output import Report
+from pipelines.present.progress import ProgressPrinter
 from pipelines.simulate.configurations import SHAPES
 from pipelines.simulate.explore import draw_history, explore, play, read_history, shrink, to_json
 from pipelines.simulate.timeline import lines, trace
@@ -192,15 +193,22 @@ def _write(history: SimulatedHistory, perfetto: Path | None, save: Path | None) 
 
 
 def _many(count: int, seed: int, shapes: list[str], perfetto: Path | None, save: Path | None, json: bool) -> Report:
-    """Play `count` histories, or up to the first that fails."""
-    began, played, failing, virtual_s = time.process_time(), 0, None, 0.0
-    for history in explore(range(seed, seed + count), shapes):
-        played += 1
-        virtual_s += history.ended_s
-        if history.failure is not None:
-            failing = play(shrink(history), record_events=True)
-            _write(failing, perfetto, save)
-            break
+    """Play `count` histories, or up to the first that fails or Ctrl-C."""
+    began, played, failing, virtual_s, interrupted = time.process_time(), 0, None, 0.0, False
+    with ProgressPrinter("plays histories", only_slow=True, so_far=lambda: f": {played} of {count}") as progress:
+        try:
+            for history in explore(range(seed, seed + count), shapes):
+                played += 1
+                virtual_s += history.ended_s
+                if history.failure is not None:
+                    failing = history
+                    progress.begin("shortens the history that failed")
+                    failing = play(shrink(history), record_events=True)
+                    break
+        except KeyboardInterrupt:
+            interrupted = True
+    if failing is not None:
+        _write(failing, perfetto, save)
     data: dict[str, Any] = {
         "histories": played,
         "virtual_seconds": round(virtual_s, 1),
@@ -211,12 +219,12 @@ def _many(count: int, seed: int, shapes: list[str], perfetto: Path | None, save:
     def text() -> str:
         summary = f"{played} histories, {virtual_s:,.0f} virtual seconds, {data['cpu_seconds']} s of CPU time"
         if failing is None:
-            return f"{summary}: no invariant was violated"
+            return f"{summary}: {'interrupted, and ' * interrupted}no invariant was violated"
         saved = "" if save is None else f"\nlaminar simulate --replay {save} --timeline"
         tail = [f"the last {TAIL} events:", *list(lines(failing))[-TAIL:]]
         return "\n".join([summary, *tail, *_outcome(failing)]) + saved
 
-    return Report(data, text, json, 0 if failing is None else 1)
+    return Report(data, text, json, 130 if interrupted else 0 if failing is None else 1)
 
 
 def _outcome(history: SimulatedHistory) -> Iterator[str]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +32,9 @@ from infra.simulation.network import SimulatedConnection
 from operators.io.ledger import TrajectoryLedger
 from operators.rollout.engine import KV
 from operators.rollout.waiting_assignments import IncomingKV
+from pipelines.cli import simulate as simulate_module
 from pipelines.cli.simulate import simulate
+from pipelines.present.progress import ProgressPrinter
 from pipelines.simulate.configurations import LONG_EVALUATION, LONG_QUESTIONS, SHAPES, configuration, wiring
 from pipelines.simulate.explore import draw_history, play, read_history, shrink, to_json
 from pipelines.simulate.faults import Fault, FaultKind
@@ -287,6 +292,24 @@ def test_simulate_command_exits_with_1_at_a_violation(monkeypatch: pytest.Monkey
     assert re.search(r"the last 20 events:\n +[\d.]+ s  \w", report.text())
     assert json.loads(trace_file.read_text())["traceEvents"]
     assert simulate(replay=file).exit_code == 1
+
+
+def test_interrupted_exploration_reports_what_it_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(
+        simulate_module, "ProgressPrinter", partial(ProgressPrinter, print_line=lines.put, every_s=0.01)
+    )
+
+    def interrupted(seeds: range, shapes: list[str]) -> Iterator[SimulatedHistory]:
+        yield play(draw_history(0, ["plain"]))
+        while not lines.get(timeout=30).startswith("plays histories: 1 of 5 ("):
+            pass
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(simulate_module, "explore", interrupted)
+    report = simulate(count=5)
+    assert (report.exit_code, report.data["histories"]) == (130, 1)
+    assert re.match("1 histories, .*: interrupted, and no invariant was violated$", report.text())
 
 
 def test_simulate_command_stops_at_a_second_with_the_state(tmp_path: Path) -> None:

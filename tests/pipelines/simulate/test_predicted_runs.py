@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from predicted_clusters import small_cluster, with_schedule
@@ -12,6 +16,7 @@ from pipelines.simulate.prediction.cluster import Cluster, Overheads
 from pipelines.simulate.prediction.measurement import Measurement, Prediction
 from pipelines.simulate.prediction.world import PredictedWorld
 
+ROOT = Path(__file__).parents[3]
 SCHEDULES = ("synchronous", "one_step", "stream", "partial_rollout", "laminar")
 
 
@@ -52,6 +57,17 @@ def test_prediction_is_the_same_for_the_same_seed(worlds: dict) -> None:
     world = PredictedWorld(with_schedule("laminar"))
     assert world.run().prediction() == worlds["laminar"][2]
     assert world.scheduler.now == worlds["laminar"][0].scheduler.now
+
+
+def test_prediction_is_the_same_in_every_process(worlds: dict) -> None:
+    code = (
+        "from predicted_clusters import with_schedule; from pipelines.simulate.prediction.search import predict; "
+        "print(predict(with_schedule('laminar')))"
+    )
+    paths = os.pathsep.join(map(str, (ROOT, Path(__file__).parent)))
+    environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": paths}
+    other = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+    assert other.stdout.strip() == str(worlds["laminar"][2])
 
 
 def test_prediction_moves_trajectories_with_their_kv(worlds: dict) -> None:
