@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import statistics
 import subprocess
@@ -117,20 +118,26 @@ def finished_spans(client: ClientProperties, run: str) -> list[tuple[int, int]]:
 def measure(
     metrics: Sequence[Metric], spans: Sequence[tuple[int, int]], time_scale: float, stride: int
 ) -> RunMeasurement:
-    """Measure a run by its metrics and its trajectories' `spans`. Raises RunFailed if it has too few steps."""
+    """Measure a run by its metrics and its trajectories' `spans`, without which its latency is not a number.
+
+    Raises RunFailed if it has too few steps.
+    """
     steps = batches(metrics)
     if len(steps) < WARM_UP + 2:
         raise RunFailed(f"{len(steps)} optimizer steps are too few to measure: at least {WARM_UP + 2} are needed")
+    tokens = (
+        "tokens" if "tokens" in steps[-1].values else "batch/tokens"
+    )  # of the emulated trainer, and of the real one
     begin, end = steps[WARM_UP - 1].at, steps[-1].at
     seconds = (end - begin) / 1000
     measured = steps[WARM_UP:]
     heartbeats = [each for each in metrics if each.name == "replica" and begin <= each.measured_at <= end]
     return RunMeasurement(
         seconds=seconds * time_scale,
-        trained_tokens_per_s=sum(step.values["tokens"] for step in measured) * stride / (seconds * time_scale),
+        trained_tokens_per_s=sum(step.values[tokens] for step in measured) * stride / (seconds * time_scale),
         generated_tokens_per_s=_generated(heartbeats) * stride / time_scale,
         kv_use=_mean_over_replicas(heartbeats, lambda values: values["kv_used"] / values["kv_capacity"]),
-        latency_s=statistics.fmean(b - a for a, b in spans if begin <= b <= end) / 1000 * time_scale,
+        latency_s=statistics.fmean([b - a for a, b in spans if begin <= b <= end] or [math.nan]) / 1000 * time_scale,
         staleness_mean=_weighted(measured, "staleness/mean"),
         staleness_max=max(step.values["staleness/max"] for step in measured),
         trainer_idle=min(1.0, sum(step.values["time/wait"] for step in measured) / seconds),

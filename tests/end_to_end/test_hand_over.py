@@ -17,6 +17,7 @@ from kills import kill
 from laminar_runs import CommandServer, LaminarRun, StartRun
 from small_runs import EMULATED, make_model
 
+from benchmarks.calibrated import compared, table
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
 from infra.kafka.topic_reader import read_topic
@@ -117,6 +118,10 @@ def test_repack_transfers_kv_to_the_destination(
     assert resumed
     for each in resumed:
         assert_drawn_from(model, each)
+    found = compared(run.folder)  # a prediction that is calibrated from the metrics of a real run
+    predicted, measured = found["trained_tokens_per_s"]
+    assert 0.5 < predicted / measured < 2
+    assert table({run.name: found}).row_count == 1
 
 
 def assert_drawn_from(model: torch.nn.Module, each: Trajectory) -> None:

@@ -154,7 +154,7 @@ def _step_line(steps: Sequence[Metric]) -> tuple[tuple[float, float], ...]:
     if variance > (0.2 * mean_tokens) ** 2:
         found = fmean((a - mean_tokens) * (b - mean_s) for a, b in zip(tokens, seconds, strict=True)) / variance
         slope = min(slope, max(0.0, found))
-    fixed = mean_s - slope * mean_tokens
+    fixed = max(0.0, mean_s - slope * mean_tokens)  # rounding may make it negative
     return (0.0, fixed), (mean_tokens, mean_s)
 
 

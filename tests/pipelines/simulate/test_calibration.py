@@ -89,6 +89,15 @@ def test_calibration_takes_runs_of_every_engine_and_of_ranks(
     assert (rollout.slots, rollout.kv_capacity, rollout.speculation) == (slots, kv_capacity, False)
 
 
+def test_calibration_takes_steps_whose_fixed_time_rounds_below_0(tmp_path: Path) -> None:
+    """3.9 s - 3.9 s / 1,280 × 1,280 is negative in floating point."""
+    metrics = [
+        replace(each, values={**each.values, "time/update": 3.9}) if each.name == "trainer" else each
+        for each in metrics_of_a_run()
+    ]
+    assert calibrate(run_folder(tmp_path, metrics)).config.trainer.emulation.step_s[0] == (0.0, 0.0)
+
+
 def test_calibration_rejects_a_run_with_too_few_steps(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has 1 optimizer steps: at least 3 are needed"):
         calibrate(run_folder(tmp_path, metrics_of_a_run()[:5]))
