@@ -1,13 +1,13 @@
 """The evaluation of the Laminar paper, predicted: three models at 16 to 1,024 GPUs under five schedules.
 
-    python -m benchmarks.paper [--models 7B 32B 72B] [--scales small middle large] [--part 8] [--known] [--json]
+    python -m benchmarks.paper [--models 7B 32B 72B] [--scales small ... large] [--part 8] [--known] [--json]
     python -m benchmarks.paper --beyond
 
 Real placement and replicas run in virtual time (`pipelines/simulate/prediction`), with emulated engines. Everything is
 from the paper (arXiv 2510.12633) or from the hardware, but two numbers that are fitted on the paper's throughputs of
 Laminar with 32B at 32 and 512 GPUs: the trainer's speed on 16 GPUs, and how it falls with their number. Everything else
-is predicted. Assumed where the paper is silent: splits marked in `SPLITS`, mean lengths of 4.4K tokens, decode steps of
-7B and 72B, which are derived from those of 32B.
+is predicted. Assumed where the paper is silent: splits marked in `SPLITS`, mean lengths of 4.4K tokens, prompts of 512
+tokens (at most 2K in the paper), decode steps of 7B and 72B, which are derived from those of 32B.
 
 `--part` predicts such a part of the cluster: fewer replicas and an equally smaller batch. Results are saved as soon as
 they are known; run again, the command predicts those that are missing or of other code.
@@ -41,7 +41,7 @@ FITTED_RATE, FITTED_DECLINE = 1312.0, 0.207
 PAPER_LAMINAR = {("32B", 32): 21_000.0, ("32B", 512): 226_000.0}
 PAPER_SPEEDUP = {"synchronous": 2.56, "one_step": 1.98, "stream": 1.93, "partial_rollout": 1.39}
 PAPER_MOST = {"synchronous": 5.49, "one_step": 4.09, "stream": 4.06, "partial_rollout": 1.81}
-PAPER_EFFICIENCY = {"7B": None, "32B": 0.682, "72B": None}
+PAPER_EFFICIENCY = {"32B": 68.2, "all": 53.7}
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,17 @@ MODELS = {
     "72B": Model("72B", 72.7e9, 80, 327_680, 8, 1.4, 1.6),
 }
 SCALES = {
-    "small": {"7B": 16, "32B": 32, "72B": 64},
-    "middle": {"7B": 64, "32B": 128, "72B": 256},
-    "large": {"7B": 256, "32B": 512, "72B": 1024},
+    name: {model: gpus * times for model, gpus in (("7B", 16), ("32B", 32), ("72B", 64))}
+    for name, times in (("small", 1), ("lower", 2), ("middle", 4), ("upper", 8), ("large", 16))
 }
 _HALF = dict.fromkeys(SCHEDULES, 0.5)
+_OF_512 = {"one_step": 3 / 8, "stream": 3 / 8, "partial_rollout": 5 / 8, "laminar": 5 / 8}
 SPLITS: Mapping[tuple[str, str], Mapping[str, float]] = {
     ("72B", "middle"): {"one_step": 3 / 8, "stream": 3 / 8, "partial_rollout": 0.5, "laminar": 0.5},
+    ("72B", "upper"): _OF_512,
     ("72B", "large"): {"one_step": 1 / 4, "stream": 1 / 4, "partial_rollout": 5 / 8, "laminar": 3 / 4},
     # assumed, but Laminar's at 7B: as for 72B with half as many GPUs, or as many
-    ("32B", "large"): {"one_step": 3 / 8, "stream": 3 / 8, "partial_rollout": 5 / 8, "laminar": 5 / 8},
+    ("32B", "large"): _OF_512,
     ("7B", "large"): {"one_step": 1 / 4, "stream": 1 / 4, "partial_rollout": 5 / 8, "laminar": 3 / 4},
 }
 """Share of the GPUs that train; half of them elsewhere."""
@@ -233,6 +234,7 @@ def beyond() -> Iterator[tuple[str, Point]]:
     yield PAPERS_SPLIT, point()
     yield "without KV transfer", point(changes=(("rollout.kv_megabytes", 0),))
     yield "without repack and queue balancing", point(changes=(("placement.repack", False),))
+    yield "with speculation", point(changes=(("rollout.speculation", True),))
     yield "staleness bound 2", point(changes=(("experience.max_staleness", 2),))
     for share in (10 / 16, 11 / 16, 13 / 16):
         yield f"split {round(1024 * share)}/{1024 - round(1024 * share)}", point(train_share=share)
@@ -311,16 +313,19 @@ def _summary(rows: Mapping[str, Result]) -> Iterator[str]:
             if name == schedule and (model, gpus, "laminar") in rates
         ]
         if ratios:
-            paper = f"paper {PAPER_SPEEDUP[schedule]}, {PAPER_MOST[schedule]}"
+            paper = f"paper, of all scales: {PAPER_SPEEDUP[schedule]}, {PAPER_MOST[schedule]}"
             yield f"over {schedule}: mean {sum(ratios) / len(ratios):.2f}, most {max(ratios):.2f} ({paper})"
+    efficiency: dict[str, float] = {}
     for model in MODELS:
         small, large = SCALES["small"][model], SCALES["large"][model]
         first, last = (rates.get((model, str(gpus), "laminar")) for gpus in (small, large))
         if first and last:
-            paper = (
-                f"paper {100 * efficiency:.1f} %" if (efficiency := PAPER_EFFICIENCY[model]) else "paper: mean 53.7 %"
-            )
-            yield f"scaling efficiency of {model}: {100 * last / first / (large / small):.1f} % ({paper})"
+            efficiency[model] = 100 * last / first / (large / small)
+    if len(efficiency) == len(MODELS):
+        efficiency["all"] = sum(efficiency.values()) / len(efficiency)
+    for model, share in efficiency.items():
+        paper = f" (paper {PAPER_EFFICIENCY[model]} %)" if model in PAPER_EFFICIENCY else ""
+        yield f"scaling efficiency of {model}: {share:.1f} %{paper}"
 
 
 def _staleness(rows: Mapping[str, Result]) -> Iterator[str]:
