@@ -32,6 +32,7 @@ class Cluster(Protocol):
         self, transactional_id: str, group: str, producer: ProducerKey, offsets: Mapping[Place, int]
     ) -> None: ...
     def delete_before(self, place: Place, offset: int) -> None: ...
+    def read(self, place: Place) -> object: ...
     def end_transaction(self, transactional_id: str, producer: ProducerKey, *, commit: bool) -> None: ...
 
 
@@ -81,8 +82,8 @@ class Caller:
         start = newest if draw.random() < 0.9 else draw.randint(max(0, newest - 2), newest)
         place = draw.choice(self.places)
         kind = draw.choices(
-            ("add", "produce", "commit", "abort", "send", "add offsets", "offsets", "repeat", "delete"),
-            (18, 34, 14, 5, 8, 6, 8, 7, 1),
+            ("add", "produce", "commit", "abort", "send", "add offsets", "offsets", "repeat", "delete", "read"),
+            (18, 34, 14, 5, 8, 6, 8, 7, 1, 3),
         )[0]
         if kind == "repeat" and self.sent:
             return draw.choice(self.sent[-8:])
@@ -93,6 +94,8 @@ class Caller:
             call = Call("produce", name, start, place, sequence, values)
             self.sent.append(call)
             return call
+        if kind == "read":
+            return Call("read", place=place)
         if kind == "send":
             return Call("send", place=place, values=(b"%d" % number,))
         if kind == "delete":
@@ -123,6 +126,8 @@ class Applied:
             start = self.starts[name] = self.starts.get(name, -1) + 1
             self.producers[name, start] = cluster.init_producer_id(name)
             return None
+        if call.name == "read":
+            return cluster.read(call.place)
         if call.name == "send":
             return cluster.send(call.place, call.values)
         if call.name == "delete":
