@@ -83,7 +83,7 @@ class Caller:
         place = draw.choice(self.places)
         kind = draw.choices(
             ("add", "produce", "commit", "abort", "send", "add offsets", "offsets", "repeat", "delete", "read"),
-            (18, 34, 14, 5, 8, 6, 8, 7, 1, 3),
+            (18, 34, 14, 5, 8, 6, 8, 7, 1, 4),
         )[0]
         if kind == "repeat" and self.sent:
             return draw.choice(self.sent[-8:])

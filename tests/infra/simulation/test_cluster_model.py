@@ -87,6 +87,7 @@ def test_simulated_cluster_equals_kafka(private_broker: Broker, seed: int) -> No
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_simulated_cluster_equals_kafka_in_100_000_calls(private_broker: Broker) -> None:
     for seed in range(100, 300):
         compare(private_broker, seed, 500)
