@@ -21,12 +21,15 @@ from typing import Any
 import torch
 
 from benchmarks.recipe import Loop, numbered_questions
-from benchmarks.scoring import scorer
+from benchmarks.scoring import Scorer, scorer
 from infra.models.weights import save_weights
-from pipelines.config import load_config
+from operators.prompts.question import Question
+from pipelines.config import Config, load_config
 
-PARTS = ("generation", "verification", "training", "weights")
+PARTS = ("questions", "generation", "verification", "training", "weights")
 """What a step does, in the order in which it is measured: `weights` saves the new weights and loads them."""
+ENGINE = "cpu/engine"
+"""CPU seconds in engine steps, a part of `cpu/generation`, counted as in a run."""
 
 
 def main() -> None:
@@ -39,35 +42,37 @@ def main() -> None:
     options = arguments.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
     torch.set_num_threads(options.threads)
-    config = load_config(options.config)
-    began_at, began = time.time(), time.perf_counter()
-    with tempfile.TemporaryDirectory() as scratch, (options.out / "steps.jsonl").open("w") as log:
-        loop = Loop(config, options.model, Path(scratch))
-        for number, (cpu, reward, tokens) in enumerate(steps(loop), start=1):
-            if number == 1:  # the clock starts with the first generation, as for the others
-                began_at, began = time.time() - sum(cpu.values()), time.perf_counter() - sum(cpu.values())
-            line = {"step": number, "ended": time.perf_counter() - began, "reward": reward, "tokens": tokens}
-            line["engine_steps"] = loop.engine_steps
-            log.write(json.dumps(line | {f"cpu/{part}": seconds for part, seconds in cpu.items()}) + "\n")
+    train(load_config(options.config), options.model, options.out)
+
+
+def train(config: Config, model: Path, out: Path) -> None:
+    """Train `model` to the goal of `config`; write the results to the folder `out`."""
+    with tempfile.TemporaryDirectory() as scratch, (out / "steps.jsonl").open("w") as log:
+        loop = Loop(config, model, Path(scratch))
+        save_weights(loop.learner.model, loop.weights(0))
+        loop.load(0)
+        questions, score = numbered_questions(config.prompts), scorer(config.score.answer_marker)
+        began_at, began = time.time(), time.perf_counter()  # of the first generation, as for the others
+        for number, line in enumerate(steps(loop, questions, score), start=1):
+            log.write(json.dumps({"step": number, "ended": time.perf_counter() - began} | line) + "\n")
             log.flush()
     result = {"threads": torch.get_num_threads(), "versions": {"torch": torch.__version__}, "began_at": began_at}
-    (options.out / "result.json").write_text(json.dumps(result))
+    (out / "result.json").write_text(json.dumps(result))
 
 
-def steps(loop: Loop) -> Iterator[tuple[dict[str, float], float, int]]:
-    """Train with `loop` to the goal of its configuration; of every step the CPU seconds by part, the mean reward, and
-    the tokens generated."""
+def steps(loop: Loop, questions: Iterator[Question], score: Scorer) -> Iterator[dict[str, float]]:
+    """Train with `loop`, which has loaded its first weights; of every step the mean reward, the tokens generated, the
+    engine's steps, and the CPU seconds by part and in the engine."""
     config = loop.config
     samples = config.prompts.samples_per_prompt
-    score = scorer(config.score.answer_marker)
-    questions = numbered_questions(config.prompts)
-    save_weights(loop.learner.model, loop.weights(0))
-    loop.load(0)
     for step in range(config.trainer.optimizer_steps):
         clock = _PartClock()
         asked = [next(questions) for _ in range(config.experience.global_batch // samples)]
+        clock.end("questions")
         entries = [question.reference for question in asked]
+        steps_before, seconds_before = loop.engine_steps, loop.engine.status().model_seconds
         done = loop.answers(entries, samples, config.prompts.temperature, config.run.seed * 1_000_000 + step)
+        in_engine = loop.engine.status().model_seconds - seconds_before
         clock.end("generation")
         texts = loop.tokenizer.batch_decode([each.generated.token_ids for each in done], skip_special_tokens=True)
         each_asked = [question for question in asked for _ in range(samples)]
@@ -83,7 +88,13 @@ def steps(loop: Loop) -> Iterator[tuple[dict[str, float], float, int]]:
         loop.load(step + 1)
         loop.weights(step).unlink()
         clock.end("weights")
-        yield clock.seconds, sum(rewards) / len(rewards), sum(len(each.generated.token_ids) for each in done)
+        yield {
+            "reward": sum(rewards) / len(rewards),
+            "tokens": sum(len(each.generated.token_ids) for each in done),
+            "engine_steps": loop.engine_steps - steps_before,
+            ENGINE: in_engine,
+            **{f"cpu/{part}": seconds for part, seconds in clock.seconds.items()},
+        }
 
 
 class _PartClock:

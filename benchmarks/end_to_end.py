@@ -7,8 +7,8 @@ and as two ranks. All start from the same warm-started model folder, take the sa
 equally many responses to each, score them with the same code, and make one update a batch with the same settings,
 without evaluation. They run one after the other, every side of a seed before the next seed. Time counts from the first
 dispatch (others: the first generation); start-up is reported separately. CPU time is of all processes of a side; it is
-comparable also where other work shares the machine. Cells in the results file that have the same settings are not
-measured again.
+comparable also where other work shares the machine. Cells in the results file are not measured again if settings, code,
+processor and cores are the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.measures import idle_share, median, spread
-from benchmarks.other_sides import run_control, run_trl
+from benchmarks.other_sides import SECONDS_A_BATCH, run_control, run_trl
 from benchmarks.processes import OthersWatch
-from benchmarks.results import checked_out
+from benchmarks.results import SIMULATED_CODE, checked_out, code_hash
 from benchmarks.sides import Side, Work, run_laminar, warm_start
 from infra.files import write_atomically
 from pipelines.config import Config, load_config
@@ -38,8 +38,11 @@ RESULTS = Path("benchmarks/results/end_to_end.json")
 FOLDER = Path("build/end_to_end")
 WINDOW = 5
 """Global batches over which the reward must hold."""
+MEASURING_CODE = [
+    Path(__file__).with_name(name) for name in ("sides.py", "other_sides.py", "control.py", "recipe.py", "trl")
+]
 NOISE = 0.05
-"""Share of the machine's CPU time that other processes may use during a measurement."""
+"""Share of the cores' CPU time that other processes may use during a measurement."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,13 @@ def main() -> None:
 def _measure(name: str, seed: int, options: argparse.Namespace, cells: dict[str, Any], console: Console) -> None:
     """Measure the missing cells of one recipe and seed; save each as soon as it is measured."""
     recipe, config = RECIPES[name], _config(RECIPES[name], seed, options)
-    measured_with = {"optimizer_steps": config.trainer.optimizer_steps, "set": options.set}
+    measured_with = {
+        "optimizer_steps": config.trainer.optimizer_steps,
+        "set": options.set,
+        "cores": options.cores,
+        "cpu": describe_machine()["cpu"],
+        "code": code_hash(*SIMULATED_CODE, *MEASURING_CODE),
+    }
     known = {side: cells.get(f"{name}/{seed}/{side}", {}).get("measured_with") for side in options.sides}
     missing = [side for side in options.sides if known[side] != measured_with]
     if not missing:
@@ -174,7 +183,7 @@ def _print_recipe(name: str, cells: Mapping[str, Any], options: argparse.Namespa
             text = _seconds(_median(cells, name, side, key))
             paired = spread(_ratio(cells, name, seed, side, key) for seed in options.seeds)
             if side != "laminar" and paired is not None:
-                goals = RECIPES[name].goals.get(side, ()) if "start" not in key and "cpu" not in key else ()
+                goals = _goals(name, side, cells) if "start" not in key and "cpu" not in key else ()
                 ratios = "{1:.2f}, {0:.2f} to {2:.2f}, n = {3}".format(*paired)
                 text += f" ({ratios}{''.join(f'; {goal:.2f}' for goal in goals)})"
             row.append(text)
@@ -184,15 +193,27 @@ def _print_recipe(name: str, cells: Mapping[str, Any], options: argparse.Namespa
     if skipped is not None:
         text = "{1:.0%} of the trajectories, {0:.0%} to {2:.0%}, n = {3}".format(*skipped)
         console.print(f"Laminar's trainer, and the control's, skip what has no advantage: {text}; TRL trains all")
-    parts = {part: median(_parts(cells, name, "control-1", part)) for part in ("generation", "training")}
-    if found := {part: seconds for part, seconds in parts.items() if seconds is not None}:
-        slower = max(found, key=found.__getitem__)
-        console.print(f"limit of two cores: {found[slower]:.3f} s a batch, the {slower} of the control on one core")
+    if (limit := _limit(name, cells)) is not None:
+        console.print(f"limit of two cores: {limit[0]:.3f} s a batch, the {limit[1]} of the control on one core")
         ours = _median(cells, name, "laminar", "mean_seconds_per_batch")
         if ours is not None:
-            console.print(f"Laminar takes {ours / found[slower]:.2f} times this limit")
+            console.print(f"Laminar takes {ours / limit[0]:.2f} times this limit")
     for line in _use_of_cores(name, cells, options):
         console.print(line)
+
+
+def _limit(name: str, cells: Mapping[str, Any]) -> tuple[float, str] | None:
+    """Seconds a batch of two cores on which models alone run: the slower part of the control on one core; its name."""
+    engine = median(_engine_figures(cells, name, "control-1", SECONDS_A_BATCH))
+    training = median(_parts(cells, name, "control-1", "training"))
+    return None if engine is None or training is None else max((engine, "engine"), (training, "training"))
+
+
+def _goals(name: str, side: str, cells: Mapping[str, Any]) -> list[float]:
+    """The goals of Laminar's ratio to `side`; beside the loop on one core none is below 1.25 times the limit's."""
+    limit, theirs = _limit(name, cells), _median(cells, name, "control-1", "mean_seconds_per_batch")
+    least = 1.25 * limit[0] / theirs if side == "control-1" and limit and theirs else 0.0
+    return [max(goal, least) for goal in RECIPES[name].goals.get(side, ())]
 
 
 def _use_of_cores(name: str, cells: Mapping[str, Any], options: argparse.Namespace) -> Iterator[str]:
@@ -210,10 +231,7 @@ def _use_of_cores(name: str, cells: Mapping[str, Any], options: argparse.Namespa
     if idle is not None:
         yield f"share of the cores that is idle: {idle:.0%} (goal 10%)"
     for key, label, goal in _ENGINE:
-        pair = [
-            median(cells.get(f"{name}/{seed}/{side}", {}).get("engine", {}).get(key) for seed in options.seeds)
-            for side in ("laminar", "control-1")
-        ]
+        pair = [median(_engine_figures(cells, name, side, key)) for side in ("laminar", "control-1")]
         if None not in pair:
             yield f"{label}: {pair[0]:,.0f}, the control's engine {pair[1]:,.0f}: {pair[0] / pair[1]:.0%}{goal}"
 
@@ -258,22 +276,30 @@ def _print_shares(cells: Mapping[str, Any], options: argparse.Namespace, console
     console.print(table)
 
 
+def _of(cells: Mapping[str, Any], name: str, side: str) -> list[Mapping[str, Any]]:
+    """The cells of `side`, of every seed."""
+    return [cell for key, cell in cells.items() if key.split("/")[::2] == [name, side]]
+
+
 def _parts(cells: Mapping[str, Any], name: str, side: str, part: str) -> list[float | None]:
     """CPU seconds a batch of `part` of `side`, of every seed."""
-    of = [cell for key, cell in cells.items() if key.split("/")[::2] == [name, side]]
-    return [cell["cpu_seconds_per_batch"].get(part) for cell in of]
+    return [cell["cpu_seconds_per_batch"].get(part) for cell in _of(cells, name, side)]
+
+
+def _engine_figures(cells: Mapping[str, Any], name: str, side: str, key: str) -> list[float | None]:
+    """A figure of the engine of `side`, of every seed."""
+    return [cell.get("engine", {}).get(key) for cell in _of(cells, name, side)]
 
 
 def _median(cells: Mapping[str, Any], name: str, side: str, key: str) -> float | None:
-    of = [cell for cell_key, cell in cells.items() if cell_key.split("/")[::2] == [name, side]]
-    return median(_figure(cell, key) for cell in of)
+    return median(_figure(cell, key) for cell in _of(cells, name, side))
 
 
 def _seconds(value: float | None) -> str:
     return "not reached" if value is None else f"{value:.2f}"
 
 
-def _options() -> argparse.Namespace:
+def _options(given: Sequence[str] | None = None) -> argparse.Namespace:
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
     arguments.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
@@ -285,7 +311,7 @@ def _options() -> argparse.Namespace:
     arguments.add_argument("--folder", type=Path, default=FOLDER, help="runs, warm starts and logs")
     arguments.add_argument("--fresh", action="store_true", help="measure all cells again")
     arguments.add_argument("--json", action="store_true")
-    return arguments.parse_args()
+    return arguments.parse_args(given)
 
 
 if __name__ == "__main__":

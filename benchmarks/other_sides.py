@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.control import PARTS, read_steps
+from benchmarks.control import ENGINE, PARTS, read_steps
 from benchmarks.measures import SETTLED_AFTER, EngineUse, Step
 from benchmarks.sides import LIMIT_S, Side, Work
 from infra.models.checkpoint_folder import load_tokenizer
@@ -26,27 +26,23 @@ from pipelines.config import Config, save_config
 TRL_PYTHON = Path(".venv-trl/bin/python")
 TRL_MODULE = "benchmarks.trl.grpo"
 CONTROL_MODULE = "benchmarks.control"
+SECONDS_A_BATCH = "cpu_seconds_a_batch"
+"""Figure of the control's engine: CPU seconds in its steps."""
 
 
 def run_control(work: Work, model: Path, *, threads: int) -> Side:
     """Train in a plain loop on `threads` cores, with one thread on each. Raises RuntimeError if it fails."""
     out = _empty_folder(work, f"control-{threads}")
     file = out / "config.toml"
-    save_config(replace(work.config, warm_start=None), file)
+    save_config(work.training(model), file)
     files = [str(file), "--model", str(model), "--out", str(out)]
     result = _run([sys.executable, "-m", CONTROL_MODULE, *files, "--threads", str(threads)], out, threads)
     lines = read_steps(out / "steps.jsonl")
     settled = [line for line in lines if line["step"] > SETTLED_AFTER]
     parts = {part: sum(line[f"cpu/{part}"] for line in settled) / len(settled) for part in PARTS} if settled else {}
-    return replace(_side(work, lines, result, parts), engine=_engine_use(settled).figures())
-
-
-def _engine_use(lines: Sequence[Mapping[str, Any]]) -> EngineUse:
-    """What the engine did in the steps of `lines`, from the second on."""
-    if len(lines) < 2:
-        return EngineUse(0, 0, 0)
-    tokens, seconds = (sum(line[key] for line in lines[1:]) for key in ("tokens", "cpu/generation"))
-    return EngineUse(tokens, lines[-1]["engine_steps"] - lines[0]["engine_steps"], seconds)
+    use = EngineUse(*(sum(line[key] for line in settled) for key in ("tokens", "engine_steps", ENGINE)))
+    a_batch = {SECONDS_A_BATCH: use.model_seconds / len(settled)} if settled else {}
+    return replace(_side(work, lines, result, parts), engine=use.figures() | a_batch)
 
 
 def run_trl(work: Work, model: Path, *, threads: int, ranks: int = 1) -> Side:
@@ -54,7 +50,7 @@ def run_trl(work: Work, model: Path, *, threads: int, ranks: int = 1) -> Side:
     if not TRL_PYTHON.exists():
         raise RuntimeError(f"{TRL_PYTHON} does not exist: run `make trl-env`")
     out = _empty_folder(work, f"trl-{ranks}x{threads}")
-    write_questions(work.config, model, out / "questions.jsonl")
+    write_questions(work.training(model), model, out / "questions.jsonl")
     files = ["--model", str(model), "--questions", str(out / "questions.jsonl"), "--out", str(out)]
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else []
     command = [str(TRL_PYTHON), *launcher, "-m", TRL_MODULE, *files, *_trl_settings(work, threads)]
@@ -71,7 +67,7 @@ def write_questions(config: Config, model: Path, file: Path) -> None:
     """Write the questions of the prompts pipeline, in its order, for benchmarks/trl/grpo.py."""
     count = config.trainer.optimizer_steps * (config.experience.global_batch // config.prompts.samples_per_prompt)
     tokenizer = load_tokenizer(model)
-    source = open_source(replace(config.prompts, heldout=0))
+    source = open_source(config.prompts)
     try:
         with file.open("w") as lines:
             for question in map(source.__getitem__, range(count)):

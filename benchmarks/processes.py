@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import threading
 import time
@@ -17,17 +18,23 @@ EVERY_S = 1.0
 
 
 class OthersWatch:
-    """Measures the machine's CPU time used by processes other than this one and its descendants."""
+    """Measures the CPU time of the cores that this process may use, spent by others than it and its descendants."""
 
     def __init__(self) -> None:
-        self._all, self._own = psutil.cpu_times(), _own_seconds()
+        self._idle, self._total = _core_seconds()
+        self._own = _own_seconds()
 
     def share(self) -> float:
-        """The share of the machine's CPU time, 0 to 1. Call it before descendants are orphaned: then they count too."""
-        now = psutil.cpu_times()
-        total = sum(now) - sum(self._all)
-        idle = now.idle - self._all.idle + getattr(now, "iowait", 0.0) - getattr(self._all, "iowait", 0.0)
+        """The share of their CPU time, 0 to 1. Call it before descendants are orphaned: then they count too."""
+        idle, total = (now - before for now, before in zip(_core_seconds(), (self._idle, self._total), strict=True))
         return max(0.0, (total - idle - (_own_seconds() - self._own)) / total) if total else 0.0
+
+
+def _core_seconds() -> tuple[float, float]:
+    """Idle and all seconds of the cores that this process may use."""
+    cores = os.sched_getaffinity(0)
+    used = [times for core, times in enumerate(psutil.cpu_times(percpu=True)) if core in cores]
+    return sum(times.idle + getattr(times, "iowait", 0.0) for times in used), sum(map(sum, used))
 
 
 def _own_seconds() -> float:

@@ -35,6 +35,16 @@ class Work:
     name: str
     config: Config
 
+    def training(self, model: Path) -> Config:
+        """The configuration of every side: it trains `model` without evaluation, so no question is held out."""
+        config = self.config
+        return replace(
+            config,
+            model=replace(config.model, path=str(model)),
+            warm_start=None,
+            prompts=replace(config.prompts, heldout=0),
+        )
+
 
 @dataclass(frozen=True)
 class Side:
@@ -70,13 +80,7 @@ def warm_start(work: Work) -> Path:
 
 def run_laminar(work: Work, model: Path) -> Side:
     """Run all pipelines. Raises RuntimeError if the run or its audit fails."""
-    config = replace(
-        work.config,
-        run=replace(work.config.run, name=work.name),
-        model=replace(work.config.model, path=str(model)),
-        warm_start=None,
-        prompts=replace(work.config.prompts, heldout=0),  # nothing to evaluate
-    )
+    config = replace(work.training(model), run=replace(work.config.run, name=work.name))
     folder = config.run_folder
     shutil.rmtree(folder, ignore_errors=True)
     file = work.folder / f"{work.name}.toml"

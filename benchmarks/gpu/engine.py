@@ -117,13 +117,13 @@ def _tokens_of_engine(settings: Settings, model: Path, fixed: bool | None) -> li
     return [
         Figure("tokens", tokens, "tokens/s", note="" if engine.direct else "by the model's own forward"),
         Figure("a step", 1e3 * settings.slots / tokens, "ms", note=f"{settings.slots} slots"),
-        Figure("time outside passes and draws", _outside(engine, settings, round + 1), "%"),
+        Figure("time outside engine steps", _outside(engine, settings, round + 1), "%"),
         Figure("peak memory", peak_bytes(settings.device) / GIB, "GiB"),
     ]
 
 
 def _outside(engine: TransformersEngine, settings: Settings, round: int) -> float:
-    """The share of the stepping thread's time outside of passes and draws, in per cent."""
+    """The share of the stepping thread's time outside of engine steps, in per cent."""
     before, began = engine.status().model_seconds, time.thread_time()
     through(engine)(requests(settings.slots, settings.response, round))
     spent = time.thread_time() - began

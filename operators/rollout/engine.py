@@ -104,7 +104,7 @@ class Completion:
 class EngineStatus:
     """The load of one engine (request counts, slots, KV use and capacity in tokens) and its totals so far.
 
-    `model_seconds` is the CPU time of the stepping thread in model passes and draws; 0 if the engine does not count it.
+    `model_seconds` is the CPU time of the stepping thread in steps: passes, draws, moves of KV; 0 if it is not counted.
     `drafted` and `accepted` are the tokens of verified drafts, 0 without speculation.
     """
 

@@ -214,6 +214,7 @@ class TransformersEngine:
         if self._lost is not None:
             return completions
         self._confirmed = self._scheduler.rows.count
+        before = time.thread_time()
         try:
             return [*completions, *self._round()]
         except RunnerLost as error:
@@ -221,11 +222,12 @@ class TransformersEngine:
             self._lost = error
             self._started += self._scheduler.admitted
             return completions
+        finally:
+            self._model_seconds += time.thread_time() - before
 
     def _round(self) -> list[Completion]:
         with torch.inference_mode():
             self._kv.copy(self._scheduler.preempt())
-            before = time.thread_time()
             self._confirmed = self._scheduler.rows.count
             blocks = self._start(self._scheduler.admit())
             rows = self._scheduler.rows
@@ -235,7 +237,6 @@ class TransformersEngine:
             generated = int(rows.generated[:count].sum())
             draft = None if blocks else self._draft()
             found = self._decode(blocks) if draft is None else self._verify(draft)
-            self._model_seconds += time.thread_time() - before
             self._tokens_generated += int(rows.generated[:count].sum()) - generated
             ended = {row: self._with_kv(row, each) for row, each in found.items()}
             self._started += self._scheduler.admitted

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -297,3 +298,19 @@ def test_release_returns_all_generated_tokens() -> None:
         assert_same(completion, whole[name])
     moved = run(engine(), [replace(request(0), partial=released["p0.0"])])
     assert_same(moved["p0.0"], whole["p0.0"])
+
+
+def test_model_seconds_include_the_removal_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KV moves are a part of engine steps, so the tokens a CPU second of an engine are comparable."""
+    it, clock = engine(), itertools.count()
+    monkeypatch.setattr("operators.rollout.transformers_engine.time.thread_time", lambda: float(next(clock)))
+    remove = it._scheduler.remove_rows
+
+    def slow(ended: Mapping[int, Completion]) -> Any:
+        next(clock)  # a second of work
+        return remove(ended)
+
+    monkeypatch.setattr(it._scheduler, "remove_rows", slow)
+    it.submit(request(0, new=1))
+    it.step()
+    assert it.status().model_seconds == 2.0
