@@ -66,6 +66,8 @@ class WaitingAssignments:
 
     def __init__(self, kv: IncomingKV) -> None:
         self._queue: dict[str, Assignment] = {}
+        self._outdated: PolicyVersion | None = None
+        """The loaded version, if all of them need a newer one: they are not compared before each step of the engine."""
         self.kv = kv
 
     def __len__(self) -> int:
@@ -97,6 +99,7 @@ class WaitingAssignments:
     def add(self, assignment: Assignment) -> None:
         """Queue `assignment`; of two assignments of a trajectory the one with the later lease is kept."""
         name = assignment.trajectory_id
+        self._outdated = None
         if (waiting := self._queue.get(name)) is not None:
             self._queue[name] = max(waiting, assignment, key=lambda each: each.lease)  # keeps its place
             return
@@ -121,20 +124,26 @@ class WaitingAssignments:
         The others stay: their KV is still being fetched, or they name another `available` version or need a newer one,
         which is loaded once the engine is empty.
         """
+        if loaded == self._outdated:
+            return []
         ready: list[Assignment] = []
         staying: dict[str, Assignment] = {}
         versions: Collection[PolicyVersion] | None = None
+        outdated = True
         for name, assignment in self._queue.items():
             if assignment.policy_version in (None, loaded):
-                stays = _is_newer(assignment, loaded) or self.kv.pending(name)
+                newer = _is_newer(assignment, loaded)
+                stays = newer or self.kv.pending(name)
             else:
+                newer = False
                 versions = available() if versions is None else versions
                 stays = assignment.policy_version in versions
             if stays:
                 staying[name] = assignment
+                outdated = outdated and newer
             else:
                 ready.append(assignment)
-        self._queue = staying
+        self._queue, self._outdated = staying, loaded if outdated else None
         return ready
 
 

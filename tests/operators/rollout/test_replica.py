@@ -140,6 +140,15 @@ def test_assignment_of_a_missing_version_is_rejected(loaded: bool) -> None:
     assert done.policy_version == version(2)
 
 
+def test_assignment_is_rejected_once_its_version_is_gone() -> None:
+    rig = Rig(held=2, steps=20)
+    rig.replica.accept(assignment(0))
+    rig.replica.accept(assignment(1, under=version(0)))
+    assert rig.drain(5) == []
+    rig.weights.remove(version(0))
+    assert rig.drain(1) == [AssignmentRejected("p1.0", 1, 0, 7, "weight version 1.0 is gone", retry=True)]
+
+
 def test_weight_load_is_retried_after_an_eviction() -> None:
     rig = Rig(held=1)
     rig.weights.versions = lambda: [version(0), version(1)]  # type: ignore[method-assign]
@@ -191,3 +200,26 @@ def test_failed_trajectory_records_its_error() -> None:
     (done,) = rig.drain()
     assert isinstance(done, Trajectory)
     assert (done.finish_reason, done.error, done.version_spans, done.policy_version) == ("failed", "no luck", (), None)
+
+
+def test_early_assignments_are_compared_once_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before each of the hundreds of engine steps of the batch before them."""
+    compared: list[PolicyVersion] = []
+
+    def is_newer(of: Assignment, loaded: PolicyVersion) -> bool:
+        compared.append(loaded)
+        return of.at_least is not None and loaded < of.at_least
+
+    monkeypatch.setattr("operators.rollout.waiting_assignments._is_newer", is_newer)
+    rig = Rig(steps=40)
+    rig.replica.accept(assignment(0))
+    for number in range(1, 5):
+        rig.replica.accept(assignment(number, at_least=version(1)))
+    rig.drain(30)
+    assert len(compared) == 5
+    rig.replica.accept(assignment(4, lease=2))  # its new owner's lease lets it start at once
+    rig.drain(2)
+    rig.replica.accept(assignment(5))
+    rig.replica.cancel({"p1.0": 1})
+    rig.publish(1)
+    assert [done.trajectory_id for done in rig.drain(200)] == ["p0.0", "p4.0", "p5.0", "p2.0", "p3.0"]  # type: ignore[union-attr]
