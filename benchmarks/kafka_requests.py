@@ -1,4 +1,4 @@
-"""Kafka requests a global batch, by kind: all clients of a run, which reach their broker through a proxy that counts.
+"""Kafka requests a global batch, by kind, and transactions by role, counted by a proxy between a run and its broker.
 
     PYTHONPATH=tests python -m benchmarks.kafka_requests [--steps 200]
 
@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from faults.kafka_frames import Request
+from faults.kafka_frames import Api, Request
 from faults.kafka_proxy import Connection
 from faults.proxied_broker import proxied_broker
 
@@ -30,10 +30,11 @@ EXAMPLE, FOLDER = Path("examples/chain_sum.toml"), Path("build/kafka_requests")
 WARM_UP = 20
 """Optimizer steps before the first count; as many at the end are left out."""
 LIMIT_S = 900.0
+TRANSACTIONS = "transactions of "
 
 
 class RequestCounter:
-    """Counts the requests that pass the proxy, by kind. Written by the proxy's thread alone."""
+    """Counts the requests that pass the proxy, and transactions by role. Written by the proxy's thread alone."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -41,6 +42,8 @@ class RequestCounter:
     async def on_request(self, connection: Connection, request: Request) -> bool:
         """Count `request`, which passes."""
         self.counts[request.kind] += 1
+        if request.api == Api.END_TXN and request.transactional_id is not None:
+            self.counts[TRANSACTIONS + request.transactional_id.split(".")[-2]] += 1
         return True
 
     async def on_response(self, connection: Connection, request: Request, response: bytes) -> bool:
@@ -69,7 +72,10 @@ def main() -> None:
             if run.wait(LIMIT_S):
                 raise SystemExit(f"laminar run exited with {run.returncode}: see {FOLDER / 'log'}")
     a_batch = {kind: round(count / (last - first), 2) for kind, count in (after - before).most_common()}
-    found = {"batches": last - first, "requests_a_batch": a_batch, "all": round(sum(a_batch.values()), 1)}
+    requests = {kind: count for kind, count in a_batch.items() if not kind.startswith(TRANSACTIONS)}
+    by_role = {kind.removeprefix(TRANSACTIONS): count for kind, count in a_batch.items() if kind not in requests}
+    found = {"batches": last - first, "requests_a_batch": requests, "all": round(sum(requests.values()), 1)}
+    found["transactions_a_batch"] = by_role
     print(json.dumps(found | {"machine": describe_machine()}, indent=1))
 
 
