@@ -27,9 +27,11 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
             check_template(task, tokenizer)
     prompts, batch = config.prompts, config.experience.global_batch
     samples = min(task.samples_per_prompt for task in prompts.mixture)
-    lead = config.placement.lead(batch, samples, levels=bool(prompts.curricula))
+    levels = bool(prompts.curricula)
+    lead = config.placement.lead(batch, samples, levels=levels)
+    slack = config.placement.lead_slack(lead, levels=levels)
     plain_agents = config.gateway is not None and config.gateway.template == "plain"
-    draw = DrawPrompts(prompts, source, model, config.context, lead, plain_agents)
+    draw = DrawPrompts(prompts, source, model, config.context, lead, slack, plain_agents)
     (
         pipeline
         | "poll" >> ReadTopics(source)

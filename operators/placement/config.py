@@ -77,8 +77,9 @@ class PlacementConfig:
     """Seconds that the version must still take to arrive for a stage group to be formed."""
     prompt_lead: int | None = None
     """How many prompts the prompts pipeline is ahead of dispatch. Unset: 64, or those of 16 global batches if these
-    are more and the level of difficulty never changes, since a new level begins behind them. It reads twice a second
-    how many are left, a number that is up to a second old: a smaller lead limits how fast batches follow each other."""
+    are more and the level of difficulty never changes, since a new level begins behind them; then it draws once a
+    quarter of them is missing. It reads twice a second how many are left, a number that is up to a second old: a
+    smaller lead limits how fast batches follow each other."""
     heartbeat_timeout_s: float = 10.0
     """Seconds without a heartbeat after which a replica is fenced and its work is assigned to others."""
     max_attempts: int = 4
@@ -118,6 +119,10 @@ class PlacementConfig:
         if self.prompt_lead is not None:
             return self.prompt_lead
         return _LEAST_LEAD if levels else max(_LEAST_LEAD, _LEAD_BATCHES * -(-global_batch // samples_per_prompt))
+
+    def lead_slack(self, lead: int, *, levels: bool) -> int:
+        """How many prompts of `lead` may be missing, so that prompts makes fewer transactions."""
+        return 0 if levels or self.prompt_lead is not None else lead // 4
 
     def admitted(self, global_batch: int, max_staleness: int) -> int:
         """Maximum outstanding training trajectories: dispatched, and neither dropped nor in a published version."""

@@ -43,8 +43,8 @@ log = logging.getLogger(__name__)
 class DrawPrompts:
     """Writes prompts in the order of their sources, at most `lead` prompts ahead of placement's dispatch.
 
-    `model` is the folder of the tokenizer, None for synthetic prompts; `context` the context length of the model in
-    tokens. `plain_agents`: see `render`.
+    It draws once more than `slack` of them are missing. `model` is the folder of the tokenizer, None for synthetic
+    prompts; `context` the context length of the model in tokens. `plain_agents`: see `render`.
     """
 
     config: PromptsConfig
@@ -52,6 +52,7 @@ class DrawPrompts:
     model: Path | None
     context: int
     lead: int
+    slack: int = 0
     plain_agents: bool = False
 
     def restore(
@@ -169,7 +170,8 @@ class PromptFold(ShardFold):
         outputs = [self._dead_letter(task, row.reason, row.line, b"") for task, row in bad_rows]
         if (backlog := self._backlog.records()) is None:
             return outputs
-        for _ in range(min(self._step.lead - backlog, MOST_AT_ONCE)):
+        missing = self._step.lead - backlog
+        for _ in range(min(missing, MOST_AT_ONCE) if missing > self._step.slack else 0):
             outputs += self._draw()
         return outputs + self._new_metric()
 

@@ -13,6 +13,7 @@ from record_factories import shard, topic_input
 from test_prompt_rendering import StoppingTokenizer
 
 from operators.io.elements import Output, Restored, ShardFold
+from operators.placement.config import PlacementConfig
 from operators.prompts.config import PromptsConfig
 from operators.prompts.draw_prompts import POLL_EVERY_S, DrawPrompts, PromptFold, _Task
 from operators.prompts.question import BadRow, Question, UnusableRow
@@ -71,6 +72,7 @@ class Prompts:
 
     questions: Questions
     lead: int = 3
+    slack: int = 0
     log: Log = field(default_factory=Log)
     backlog: Backlog = field(default_factory=Backlog)
     now: float = 0.0
@@ -82,7 +84,7 @@ class Prompts:
     def __post_init__(self) -> None:
         config = shard("prompts", topic_input(CURRICULUM, keys=(LEVEL_REQUEST,)))
         prompts = PromptsConfig(task="chain_sum", max_new_tokens=8, environment=self.environment)
-        self._step = DrawPrompts(prompts, config, Path(), 16, self.lead, self.plain_agents)
+        self._step = DrawPrompts(prompts, config, Path(), 16, self.lead, self.slack, self.plain_agents)
         self.shard = Shard(self.log, config, self._restore)
         self.shard.start()
 
@@ -115,6 +117,28 @@ def test_draw_prompts_keeps_the_lead() -> None:
     assert prompts.look() == ["p3"]
     prompts.backlog.count = 9
     assert prompts.look() == []
+
+
+def test_draw_prompts_waits_until_more_than_the_slack_is_missing() -> None:
+    """Then it fills the lead in one transaction; also after a restart, and up to the last question."""
+    prompts = Prompts(Questions([6], total=12), lead=8, slack=2)
+    assert len(prompts.look()) == 8
+    for count, drawn in ((7, 0), (6, 0), (5, 3), (8, 0)):
+        prompts.backlog.count = count
+        assert len(prompts.look()) == drawn
+    prompts.shard.start()
+    prompts.backlog.count = 6
+    assert prompts.look() == []
+    prompts.backlog.count = 0
+    assert prompts.look() == ["p11"]
+
+
+def test_slack_is_a_quarter_of_the_default_lead() -> None:
+    """A new level begins behind the prompts that are drawn, and a lead that somebody has chosen is kept."""
+    default = PlacementConfig()
+    assert (default.lead(128, 8, levels=False), default.lead_slack(256, levels=False)) == (256, 64)
+    assert default.lead_slack(64, levels=True) == 0
+    assert PlacementConfig(prompt_lead=256).lead_slack(256, levels=False) == 0
 
 
 def test_draw_prompts_draws_nothing_while_the_backlog_is_unknown() -> None:
