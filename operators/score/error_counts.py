@@ -16,6 +16,8 @@ from schemas.records import AGENT, Metric
 
 EVERY_MS = 1_000
 """The shortest time between two metrics."""
+ALONE_MS = 5_000
+"""The same without experiences: such a metric costs a transaction of its own."""
 COUNTS = (
     "trajectories",
     "reward_errors",
@@ -64,10 +66,13 @@ class ScoreCounters:
         self._by_task.add(experiences, trained)
         count_episodes(self._by_task.values, experiences, trained)
 
-    def metric(self, now: int) -> Metric | None:
-        """The metric `score` at `now` (Unix milliseconds) if the counts are new and the last one is old enough."""
-        scored = self._scored()
-        if scored == self._published or 0 <= now - self._published_at < EVERY_MS:  # negative: the clock was set back
+    def metric(self, now: int, *, alone: bool = False, last: bool = False) -> Metric | None:
+        """The metric `score` at `now` (Unix milliseconds) if the counts are new and the last one is old enough.
+
+        `alone`: without experiences; `last`: whatever its age.
+        """
+        scored, every_ms = self._scored(), 0 if last else ALONE_MS if alone else EVERY_MS
+        if scored == self._published or 0 <= now - self._published_at < every_ms:  # negative: the clock was set back
             return None
         self._published, self._published_at = scored, now
         counts = {name: float(count) for name, count in self.state().items()}

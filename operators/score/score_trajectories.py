@@ -72,7 +72,7 @@ class _Scoring(ShardFold):
                     destinations.append((received.partition, purpose))
                     blocks.append(block)
         outputs = self._score(destinations, blocks) if blocks else []
-        metric = self._counts.metric(self._now())
+        metric = self._counts.metric(self._now(), alone=not outputs, last=polled.last)
         return outputs if metric is None else [*outputs, Output(METRICS, "score", metric)]
 
     def _score(self, destinations: Sequence[tuple[int, Purpose]], blocks: Sequence[Block]) -> list[Output]:

@@ -9,7 +9,7 @@ import pytest
 from in_memory_log import Log, Shard
 from record_factories import PARTITIONS, failed, prompt, shard, topic_input, trajectory
 
-from operators.io.elements import Restored, ShardFold
+from operators.io.elements import Polled, Restored, ShardFold
 from operators.score import error_counts, score_trajectories
 from operators.score.attempt import AnswerContext
 from operators.score.config import RewardSpec, Rubric, ScoreConfig
@@ -40,7 +40,7 @@ class Score:
     """The score operator on a log in memory."""
 
     def __init__(self) -> None:
-        self.log = Log()
+        self.log, self.now = Log(), 1_000_000
         config = ScoreConfig(rewards=[RewardSpec("exact")])
         self._step = ScoreTrajectories(config, PARTITIONS)
         self.shard = Shard(
@@ -49,7 +49,7 @@ class Score:
         self.shard.start()
 
     def _restore(self, restored: Restored) -> ShardFold:
-        return self._step.restore(restored)
+        return self._step.restore(restored, lambda: self.now)
 
     def finish(self, *records: Trajectory) -> None:
         for record in records:
@@ -131,6 +131,27 @@ def test_restarts_score_and_count_every_trajectory_once(
     assert [metric.step for metric in metrics] == sorted({metric.step for metric in metrics})  # none is repeated
     counts = {"trajectories": 32, 'trajectories{task="chain_sum"}': 32}
     assert metrics[-1].values == {**dict.fromkeys(error_counts.COUNTS, 0), **counts}
+
+
+def test_metric_waits_for_experiences(score: Score) -> None:
+    """Alone it costs a transaction of its own: it follows five seconds later, or with the last poll."""
+
+    def counted(*numbers: int, after_s: float) -> list[int]:
+        score.now += int(after_s * 1000)
+        score.finish(*(trajectory(prompt(number), 0) for number in numbers))
+        return [each.record.step for each in score.shard.run() if each.topic is METRICS]
+
+    assert counted(0, after_s=0) == [1]
+    assert counted(1, after_s=0.5) == []  # too early
+    assert counted(after_s=1) == []
+    assert counted(2, after_s=1) == [3]
+    assert counted(3, after_s=0.5) == []
+    assert counted(after_s=4) == []
+    assert counted(after_s=0.5) == [4]
+    assert counted(4, after_s=0.5) == []
+    assert score.shard.fold is not None
+    (final,) = score.shard.fold.fold(Polled("score", 1, (), (), {}, True, last=True))
+    assert final.record.step == 5
 
 
 def test_split_state_gives_each_shard_its_partitions_marks() -> None:
