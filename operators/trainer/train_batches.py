@@ -8,6 +8,7 @@ Every other rank runs `TrainFollower`.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -57,7 +58,7 @@ class TrainBatches:
 
     The final model is also written as a Hugging Face folder to `result`. `shards` is the number of buffer shards that
     write the batches. Weights are published in `dtype`, that of the rollouts. `open_learner`, a class or a function of
-    a module, opens the learner.
+    a module, opens the learner. Metrics share a transaction with those of the next `metrics_s` seconds.
     """
 
     config: TrainingConfig
@@ -71,6 +72,7 @@ class TrainBatches:
     shards: int = 1
     dtype: str = "float32"
     open_learner: OpenLearner = Learner
+    metrics_s: float = 1.0
 
     def resumed(self) -> ShardConfig:
         """The shard, which reads from the newest checkpoint on."""
@@ -85,7 +87,7 @@ class TrainBatches:
 
 
 class _Training:
-    """One update per fold, so that a batch's metrics are written before the next batch begins."""
+    """One update per fold, so that a batch's metrics can be written before the next batch begins."""
 
     def __init__(self, step: TrainBatches, epoch: int, published: int = -1) -> None:
         self._step = step
@@ -107,9 +109,28 @@ class _Training:
         self._started = False
         self._model_seconds = 0.0
         self._idle_since = time.perf_counter()
+        self._held: list[Output] = []
+        self._released_at = -math.inf
+        self._covered = False
+        """Whether a checkpoint may cover the batch of a metric that is held."""
 
     def fold(self, polled: Polled) -> list[Output]:
-        return fold_with_ranks(self._training, lambda: self._fold(polled))
+        return self._released(fold_with_ranks(self._training, lambda: self._fold(polled)), polled.last)
+
+    def _released(self, outputs: list[Output], last: bool) -> list[Output]:
+        """`outputs`, with the metrics that were held back, or nothing while metrics alone wait for more of them.
+
+        Only metrics of batches that a restart would train again wait, so that none is lost.
+        """
+        self._held += outputs
+        now = time.monotonic()
+        due = last or self._covered or now - self._released_at >= self._step.metrics_s
+        if not due and all(output.topic is METRICS for output in self._held):
+            return []
+        released, self._held = self._held, []
+        if released:
+            self._released_at, self._covered = now, False
+        return released
 
     def _fold(self, polled: Polled) -> list[Output]:
         with phase("assemble batches"):
@@ -167,6 +188,7 @@ class _Training:
                 self._publish(wait_for_previous=True)
         if not self._training.done:
             return []
+        self._covered = True
         self._result.write()
         # The earlier start may not have committed the metric of the last step.
         return [self._metric({"trajectories": float(self._training.position.trajectories_trained)})]
@@ -175,6 +197,7 @@ class _Training:
         """Train `batch`, publish its version, and return dead letters and the metric."""
         waited = time.perf_counter() - self._idle_since
         values, outputs = self._update(batch)
+        self._covered = self._covered or self._training.checkpoint_due
         with phase("publish") as publishing:
             # Versions that an earlier epoch has published are not published again, except the last of them.
             if batch.number >= self._published.last_before_epoch or self._training.done:

@@ -20,6 +20,7 @@ from trainer_on_a_log import Producer, Trainer
 from infra.models.weights import weights_digest
 from infra.store import incoming_version as arriving
 from infra.store.weight_store import WeightStore
+from operators.io.elements import Polled
 from operators.trainer import version_publisher
 from operators.trainer.config import LearnerConfig
 from operators.trainer.learner import Learner
@@ -61,6 +62,28 @@ def test_fold_takes_one_update_and_is_busy_with_more(trainer: Trainer) -> None:
     trainer.run()
     assert (trainer.steps(), trainer.shard.fold.busy()) == ([1, 2], False)  # type: ignore[union-attr]
     assert [metric.values["queue/lag"] for metric in trainer.log.rows(METRICS)] == [1.0, 0.0]
+
+
+def test_metrics_wait_while_a_restart_would_repeat_them(trainer: Trainer) -> None:
+    """They share a transaction, but each is written at the latest with the checkpoint that covers its batch."""
+    trainer.step = replace(trainer.step, metrics_s=math.inf)
+    trainer.configure(checkpoint_every=3, optimizer_steps=8)
+    trainer.start()
+    trainer.feed(*range(8))
+    seen = []
+    for _ in range(5):
+        trainer.run()
+        seen.append(trainer.steps())
+    assert seen == [[1], [1], [1, 2, 3], [1, 2, 3], [1, 2, 3]]
+    trainer.shard.crash()
+    trainer.start()
+    trainer.run(2)
+    assert trainer.steps() == [1, 2, 3, 4]
+    assert trainer.shard.fold is not None
+    (final,) = trainer.shard.fold.fold(Polled("trainer", 2, (), (), {}, False, last=True))
+    assert final.record.step == 5, "a stop writes what waits"
+    trainer.run(3)
+    assert trainer.steps() == [1, 2, 3, 4, 6, 7, 8], "the last step's metric does not wait"
 
 
 def test_last_version_is_final_and_written_as_a_model(trainer: Trainer) -> None:

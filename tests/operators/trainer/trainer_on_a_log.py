@@ -56,6 +56,7 @@ class Trainer:
             checkpoints=folder / "checkpoints",
             result=folder / "model",
             keep_versions=50,
+            metrics_s=0.0,
         )
         self.shard = Shard(self.log, self.step.resumed(), self.step.restore)
 
