@@ -56,7 +56,8 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("--steps", type=int, default=200, help="optimizer steps of the run")
     steps = arguments.parse_args().steps
-    shutil.rmtree(FOLDER / "runs", ignore_errors=True)
+    for name in ("requests", "broker"):  # the warm start is kept
+        shutil.rmtree(FOLDER / "runs" / name, ignore_errors=True)
     changes = ["run.name=requests", f'run.folder="{FOLDER.absolute() / "runs"}"', f"trainer.optimizer_steps={steps}"]
     model = warm_start(Work(FOLDER, "requests", load_config(EXAMPLE, changes)))
     changes += [f'model.path="{model}"', "prompts.heldout=0", "kafka.replication_factor=1"]

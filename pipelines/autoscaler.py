@@ -29,6 +29,7 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
         topic_input(config, SCALING, keys=(DECISION,)),
         owned=((SCALING, (0,)),),
         slow_poll=True,
+        slow_commit=True,
     )
     scaling = config.autoscaling or AutoscalingConfig()
     scale = ScaleRollouts(

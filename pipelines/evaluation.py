@@ -24,6 +24,7 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
         topic_input(config, RELAY),
         owned=((EVAL_PROMPTS, (0,)),),
         slow_poll=True,
+        slow_commit=True,
     )
     evaluate = EvaluateVersions(config.evaluation, HeldoutPrompts(config))
     (

@@ -54,4 +54,5 @@ def _source(config: Config, shard: int) -> ShardConfig:
         ledger=(SETTLED,),
         owned=((BATCHES, tuple(partitions_of(config, BATCHES)[shard::shards])),),
         index=shard,
+        slow_poll=True,
     )

@@ -17,7 +17,8 @@ from schemas.topics import CURRICULUM, LEVEL_REQUEST, PROMPTS
 def build(pipeline: beam.Pipeline, config: Config) -> None:
     """Reads the dataset, produces prompts. With a curriculum, consumes level requests and produces level replies."""
     level_requests = [topic_input(config, CURRICULUM, keys=(LEVEL_REQUEST,))] if config.prompts.curricula else []
-    source = shard_config(config, "prompts", *level_requests, owned=((PROMPTS, (0,)),), slow_poll=True)
+    owned = ((PROMPTS, (0,)),)
+    source = shard_config(config, "prompts", *level_requests, owned=owned, slow_poll=True, slow_commit=True)
     model = None if config.prompts.mixture[0].source == "synthetic" else config.model_folder()
     if model is not None and any(task.chat_template for task in config.prompts.mixture):
         from infra.models.checkpoint_folder import load_tokenizer  # deferred: imports torch

@@ -27,6 +27,7 @@ def build(pipeline: beam.Pipeline, config: Config, index: int = 0) -> None:
         topic_input(config, REPLICAS, start="latest", keys=("rollout-",)),
         index=index,
         slow_poll=True,
+        slow_commit=True,
     )
     relay = replace(config.relay, store=str(store_folder(config)), relay=index)
     serve = RelayStep(relay, source.client, config.run.name)

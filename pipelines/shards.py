@@ -35,6 +35,7 @@ def shard_config(
     shards: int = 1,
     owned: tuple[tuple[Topic, tuple[int, ...]], ...] = (),
     slow_poll: bool = False,
+    slow_commit: bool = False,
     fast_poll: bool = False,
     unnoted: tuple[Topic, ...] = (),
 ) -> ShardConfig:
@@ -43,8 +44,9 @@ def shard_config(
     `ledger` topics are read back with all their partitions, or with `ledger_partitions`; `owned` partitions and records
     with keys like `ledger_keys` have no other writer.
 
-    `slow_poll`: poll and commit less often, which reduces the load on the brokers; for pipelines that no other waits
-    for. `fast_poll`: poll more often, for steps that follow a clock. `unnoted`: see ShardConfig.
+    `slow_poll`: an idle poll waits longer, for steps that only follow their inputs, at which a poll ends at once.
+    `slow_commit`: commit offsets less often, for pipelines that no other waits for. `fast_poll`: poll more often, for
+    steps that follow a clock. `unnoted`: see ShardConfig.
     """
     return ShardConfig(
         client=config.kafka.client(),
@@ -57,7 +59,7 @@ def shard_config(
         owned=owned,
         ledger_keys=ledger_keys,
         poll_s=0.25 if slow_poll else 0.02 if fast_poll else 0.1,
-        commit_s=5.0 if slow_poll else 1.0,
+        commit_s=5.0 if slow_commit else 1.0,
         transaction_timeout_s=config.kafka.transaction_timeout_s,
         budget=config.progress.budget(pipeline),
         counters_s=COUNTERS_S,
@@ -87,6 +89,7 @@ def score_source(config: Config, shard: int) -> ShardConfig:
         ledger_keys=rf"[{LETTERS['train']}{LETTERS['evaluation']}]\d+",  # other rows are imported
         index=shard,
         shards=shards,
+        slow_poll=True,
     )
 
 

@@ -14,7 +14,7 @@ from operators.relay.config import RelayConfig
 from pipelines.config import Config, KafkaConfig, RunConfig
 from pipelines.roles import ALL_PIPELINES, Role, build_role
 from pipelines.run_config import ProgressConfig
-from pipelines.shards import shard_config, with_relay_token
+from pipelines.shards import score_source, shard_config, with_relay_token
 
 
 @pytest.mark.parametrize("role", ALL_PIPELINES)
@@ -28,6 +28,12 @@ def test_shard_has_the_time_limits_of_the_configuration(role: str) -> None:
     shard = shard_config(config, role)
     assert shard.transaction_timeout_s == shard.session().transaction_timeout_s == 90.0
     assert shard.budget == StepBudget(11.0, 12.0, f"progress.restore_s or progress.{role}_s", restart=False)
+
+
+def test_steps_that_only_follow_inputs_poll_rarely_while_idle() -> None:
+    """Each poll that finds nothing costs half a millisecond."""
+    shard = score_source(replace(Config(), kafka=KafkaConfig("localhost:1")), 0)
+    assert (shard.poll_s, shard.commit_s) == (0.25, 1.0)
 
 
 def test_relays_of_a_run_have_a_token_of_its_own(tmp_path: Path) -> None:
