@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests python -m benchmarks.kafka_requests [--steps 200]
 
-The figures are of the middle of the run, without the start and the end.
+The figures are of the middle of the run, without the start and the end; bytes in the broker's files are of all of it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def main() -> None:
     for name in ("requests", "broker"):  # the warm start is kept
         shutil.rmtree(FOLDER / "runs" / name, ignore_errors=True)
     changes = ["run.name=requests", f'run.folder="{FOLDER.absolute() / "runs"}"', f"trainer.optimizer_steps={steps}"]
-    model = warm_start(Work(FOLDER, "requests", load_config(EXAMPLE, changes)))
+    config = load_config(EXAMPLE, changes)
+    model = warm_start(Work(FOLDER, "requests", config))
     changes += [f'model.path="{model}"', "prompts.heldout=0", "kafka.replication_factor=1"]
     with proxied_broker(FOLDER.absolute() / "runs/broker") as kafka:
         counter = kafka.proxy.add(RequestCounter())
@@ -77,7 +78,16 @@ def main() -> None:
     by_role = {kind.removeprefix(TRANSACTIONS): count for kind, count in a_batch.items() if kind not in requests}
     found = {"batches": last - first, "requests_a_batch": requests, "all": round(sum(requests.values()), 1)}
     found["transactions_a_batch"] = by_role
+    found["bytes_a_trajectory"] = bytes_by_topic(FOLDER / "runs/broker/log", steps * config.experience.global_batch)
     print(json.dumps(found | {"machine": describe_machine()}, indent=1))
+
+
+def bytes_by_topic(log: Path, trajectories: int) -> dict[str, float]:
+    """Bytes of the files in a broker's folder `log`, indexes not included, for each of `trajectories`; most first."""
+    sizes: Counter[str] = Counter()
+    for file in log.glob("*/*.log"):
+        sizes[file.parent.name.rpartition("-")[0].rpartition(".")[2]] += file.stat().st_size
+    return {topic: round(size / trajectories, 1) for topic, size in sizes.most_common() if size}
 
 
 def _after(step: int, counter: RequestCounter, run: subprocess.Popen[bytes]) -> tuple[int, Counter[str]]:
