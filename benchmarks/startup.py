@@ -125,10 +125,10 @@ def _print(found: dict[str, list[Measured]], console: Console) -> None:
     table = Table(title=f"Seconds; median and worst of {len(everything)} runs (of {len(everything) // 2} each ending)")
     for column in ("phase", "median", "worst", "goal"):
         table.add_column(column, justify="left" if column == "phase" else "right")
-    rows = {"start to first trajectory": ([each.first_trajectory for each in everything], "≤ 20")}
+    rows = {"start to first trajectory": ([each.first_trajectory for each in everything], "≤ 10")}
     for phase in ("broker", "warm start", "starting"):
         rows[f"  of which {phase}"] = ([each.phases[phase] for each in everything], "")
-    rows |= {f"{ending} to nothing left": ([each.gone for each in runs], "≤ 5") for ending, runs in found.items()}
+    rows |= {f"{ending} to nothing left": ([each.gone for each in runs], "≤ 1") for ending, runs in found.items()}
     for what, (seconds, wanted) in rows.items():
         table.add_row(what, f"{median(seconds):.1f}", f"{max(seconds):.1f}", wanted)
     console.print(table)

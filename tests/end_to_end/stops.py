@@ -12,7 +12,7 @@ from laminar_runs import LaminarRun
 from pipelines.inspect.run_folders import read_run
 
 GONE_WITHIN_S = 8.0
-"""The goal is 5 s on two idle cores (measured by benchmarks/startup.py); tests share their cores."""
+"""The goal is 1 s on two idle cores (measured by benchmarks/startup.py); tests share their cores."""
 
 
 def stop_cleanly(run: LaminarRun, number: int) -> float:
