@@ -58,8 +58,8 @@ class EarlierRelease:
 FAULTS_UNTIL_S = 25.0
 """No fault begins after this time."""
 CALM_S = 240.0
-"""How long after the last fault a run may take to finish: the bound of the liveness check. A run with a goal finishes with
-its final version, whatever is outstanding then; the audit finds what is lost."""
+"""How long after the last fault a run may take to finish: the bound of the liveness check. A run with a goal finishes
+with its final version, whatever is outstanding then; the audit finds what is lost."""
 
 ONLY_SHARE = 1 / 3
 """Share of the faults of requests that only some kinds of requests have."""
