@@ -127,6 +127,8 @@ class _Job:
     def measure(self, count: int, tokens: int) -> Measured:
         """Run the job until `count` trajectories, rounded to whole batches, are batched."""
         shards = self._config.score.shards
+        if left := self._cluster.jobs():
+            raise RuntimeError(f"jobs {', '.join(left)} have not ended: they have slots, and their workers are counted")
         make_topics(self._config)
         # One worker for each shard of a task manager.
         options = [*self._cluster.options, f"--parallelism={shards}", f"--sdk_worker_parallelism={max(1, shards // 2)}"]

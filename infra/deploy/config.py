@@ -57,6 +57,8 @@ class DeployConfig:
     flink_slots: int = 0
     """Write a FlinkDeployment for the Flink operator with so many task managers of one slot, each with a pool of
     workers beside it, for `laminar submit data-plane --runner flink`; 0: none."""
+    flink_operator_namespace: str = ""
+    """Where the Flink operator runs, which network policies let connect to Flink; empty: in `namespace`."""
     prometheus: bool = False
     """Write a ServiceMonitor for the Prometheus operator."""
     strimzi_cluster: str = ""
@@ -72,8 +74,10 @@ class DeployConfig:
             for role, value in getattr(self, name).items():
                 if not value > 0:
                     raise ValueError(f"{name}.{role} must be positive, not {value}")
-        if not _LABEL.fullmatch(self.namespace):
-            raise ValueError(f"namespace must be 1-63 lower-case letters, digits or '-', not {self.namespace!r}")
+        for name in ("namespace", "flink_operator_namespace"):
+            value = getattr(self, name)
+            if not _LABEL.fullmatch(value) and (value or name == "namespace"):
+                raise ValueError(f"{name} must be 1-63 lower-case letters, digits or '-', not {value!r}")
         for name in ("volume_path", "shared_memory"):
             path = PurePosixPath(getattr(self, name))
             if not path.is_absolute() or path == PurePosixPath("/"):

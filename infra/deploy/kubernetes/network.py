@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from infra.deploy.kubernetes.names import FLINK_OF, RUN, WEIGHTS, labels_of, manifest
+from infra.deploy.kubernetes.names import FLINK_OF, RUN, SUBMITS_TO, WEIGHTS, labels_of, manifest
 from infra.deploy.plan import AGENTS, GATEWAY, METRICS_PORT, DeploymentPlan
 
+FLINK_REST_PORT = 8081
 _API_SERVER = [{"protocol": "TCP", "port": port} for port in (443, 6443)]
 _DNS = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
 
@@ -63,12 +64,26 @@ def _policies(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
     if plan.gateway_port:
         yield from _gateway_policies(plan)
     if plan.deploy.flink_slots:
-        peers = [{"podSelector": {"matchLabels": {FLINK_OF: plan.run}}}]
-        rules = {"podSelector": {"matchLabels": labels_of(plan, "pool")}, "policyTypes": ["Ingress", "Egress"]}
-        yield _policy(plan, "flink", {**rules, "ingress": [{"from": peers}], "egress": [{"to": peers}]})
+        yield from _flink_policies(plan)
     scraped = {"ports": [{"protocol": "TCP", "port": METRICS_PORT}]}
     selector = {"matchLabels": labels_of(plan, "metrics")}
     yield _policy(plan, "metrics", {"podSelector": selector, "policyTypes": ["Ingress"], "ingress": [scraped]})
+
+
+def _flink_policies(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
+    """Flink has no authentication, and a job runs code beside the roles' Secrets: only its own pods connect to it, the
+    operator, and pods that submit.
+    """
+    pods = {"matchLabels": {FLINK_OF: plan.run}}
+    peers = [{"podSelector": pods}]
+    rules = {"podSelector": {"matchLabels": labels_of(plan, "pool")}, "policyTypes": ["Ingress", "Egress"]}
+    yield _policy(plan, "flink", {**rules, "ingress": [{"from": peers}], "egress": [{"to": peers}]})
+    operator: dict[str, Any] = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "flink-kubernetes-operator"}}}
+    if namespace := plan.deploy.flink_operator_namespace:
+        operator["namespaceSelector"] = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+    rest = [operator, {"podSelector": {"matchLabels": {SUBMITS_TO: plan.run}}}]
+    ingress = [{"from": peers}, {"from": rest, "ports": [{"protocol": "TCP", "port": FLINK_REST_PORT}]}]
+    yield _policy(plan, "flink-jobs", {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": ingress})
 
 
 def _gateway_policies(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:

@@ -77,6 +77,28 @@ def test_network_policy_lets_flinks_pods_connect(tmp_path: Path) -> None:
     assert (rules["ingress"], rules["egress"]) == ([{"from": peers}], [{"to": peers}])
 
 
+@pytest.mark.parametrize("namespace", ["", "operators"])
+def test_only_operator_and_submitters_reach_flinks_rest(tmp_path: Path, namespace: str) -> None:
+    """Whoever reaches it can run code beside the Secrets of all roles, as Flink has no authentication."""
+    documents = deployment(flink_file(tmp_path, more=f'flink_operator_namespace = "{namespace}"'))
+    labels = manifest_of(documents, "FlinkDeployment")["spec"]["podTemplate"]["metadata"]["labels"]  # of all its pods
+    policies = [each for each in documents if each["kind"] == "NetworkPolicy"]
+    selecting = [each for each in policies if each["spec"]["podSelector"]["matchLabels"].items() <= labels.items()]
+    assert [each["metadata"]["name"] for each in selecting] == ["laminar-big-run-flink-jobs"]
+    for version in VERSIONS:
+        kubernetes_validate.validate(selecting[0], version, strict=True)
+    rules = selecting[0]["spec"]
+    own, rest = rules["ingress"]
+    assert rules["policyTypes"] == ["Ingress"]
+    assert own == {"from": [{"podSelector": {"matchLabels": labels}}]}
+    assert rest["ports"] == [{"protocol": "TCP", "port": 8081}]
+    operator, submitting = rest["from"]
+    assert operator.pop("podSelector") == {"matchLabels": {"app.kubernetes.io/name": "flink-kubernetes-operator"}}
+    expected = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}} if namespace else {}
+    assert operator == expected
+    assert submitting == {"podSelector": {"matchLabels": {"laminar/submits-to": "Big_run"}}}
+
+
 def test_flink_of_an_emulated_run_mounts_secrets_that_exist(tmp_path: Path) -> None:
     file = flink_file(tmp_path, "emulated")
     users = 'client_properties = "/etc/laminar-secrets/{role}.properties"'
