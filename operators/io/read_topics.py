@@ -13,6 +13,7 @@ from apache_beam.runners.sdf_utils import RestrictionTrackerView
 from apache_beam.transforms.window import TimestampedValue
 
 from infra.runners.flink_slots import key_in_subtask, name_of_key
+from infra.runners.releases import check_releases, installed
 from infra.runners.stopping import AT_END, STOPPING
 from operators.io.branch_polls import BranchShard
 from operators.io.config import ShardConfig
@@ -28,9 +29,11 @@ class _PollTopicsFn(beam.DoFn):
     def __init__(self, shards: Sequence[ShardConfig], slice_s: float) -> None:
         self._shards: Mapping[str, ShardConfig] = {shard.group: shard for shard in shards}
         self._slice_s = slice_s
+        self.releases = installed()
 
     def setup(self) -> None:
-        """In a worker's process nobody else closes the shards."""
+        """Check the worker's release. In a worker's process nobody else closes the shards."""
+        check_releases(self.releases)
         AT_END.add(close_shards)
 
     @beam.DoFn.unbounded_per_element()
