@@ -32,7 +32,7 @@ class RunConfig:
     layout: Literal["auto", "compact", "isolated"] = "auto"
     """The processes of `laminar run`. `isolated`: one for each role, so a failure of one stops no other. `compact`: the
     roles without a model (all but rollout, trainer, gateway, agents, and score if its verifiers may be slow) are
-    branches of one pipeline in one process, which saves memory and start-up. `auto`: compact on up to 4 cores, otherwise
+    branches of one pipeline in one process, which saves memory and start-up. `auto`: compact on up to 4 cores, else
     isolated."""
     audit_every_s: float = 120.0
     """Seconds between audits while the run is active, more if an audit takes long; 0: one audit, at the end."""
