@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.record_batches import RecordBatch
 from infra.kafka.unreadable_record import UnreadableRecord
 from schemas.codec import UndecodableRecord, decode
-from schemas.topics import CATALOGUE, METRICS, RELAY, REPLICAS, TRAJECTORIES, run_prefix
+from schemas.topics import CATALOGUE, INBOX, METRICS, RELAY, REPLICAS, TRAJECTORIES, run_prefix
 
 log = logging.getLogger(__name__)
 
@@ -52,17 +53,31 @@ def topic_lags(run: str, committed: GroupOffsets, ends: Mapping[TopicPartition, 
     The lag of a pipeline is the sum over its shards' partitions; the largest of several pipelines counts. Only
     consumers named in the catalogue count, without `_NO_POSITION`. Transaction markers are included.
     """
+    behind: dict[str, Counter[str]] = defaultdict(Counter)
+    for short_name, pipeline, _, lag in _lags(run, committed, ends):
+        behind[short_name][pipeline] += lag
+    return {short_name: max(behind[short_name].values()) for short_name in CATALOGUE if short_name in behind}
+
+
+def inbox_lags(run: str, committed: GroupOffsets, ends: Mapping[TopicPartition, int]) -> dict[int, int]:
+    """The lag of the slowest consumer of each replica's inbox, by replica; otherwise as `topic_lags`."""
+    behind: dict[int, int] = {}
+    for short_name, _, partition, lag in _lags(run, committed, ends):
+        if short_name == INBOX.short_name:
+            behind[partition] = max(lag, behind.get(partition, 0))
+    return behind
+
+
+def _lags(run: str, committed: GroupOffsets, ends: Mapping[TopicPartition, int]) -> Iterator[tuple[str, str, int, int]]:
+    """Topic, pipeline, partition and lag of each committed offset that counts."""
     prefix = run_prefix(run)
-    behind: dict[str, dict[str, int]] = {}
     for group, offsets in committed.items():
         pipeline = group.removeprefix(prefix).rpartition(".")[0]
         for where, offset in offsets.items():
             short_name = where.topic.removeprefix(prefix)
             known = short_name in CATALOGUE and pipeline in CATALOGUE[short_name].consumers
             if known and (pipeline, short_name) != _NO_POSITION and where in ends:
-                of_topic = behind.setdefault(short_name, {})
-                of_topic[pipeline] = of_topic.get(pipeline, 0) + max(0, ends[where] - offset)
-    return {short_name: max(behind[short_name].values()) for short_name in CATALOGUE if short_name in behind}
+                yield short_name, pipeline, where.partition, max(0, ends[where] - offset)
 
 
 class Observer:
@@ -87,6 +102,8 @@ class Observer:
         self._groups: list[str] = []
         self._groups_at = self._requested_at = -float("inf")
         self._lag: dict[str, int] = {}
+        self.inbox_lag: dict[int, int] = {}
+        """By replica, when `lag` was requested last."""
         self._positions: dict[TopicPartition, int] = {}
         self._consumer = new_consumer(client, MAX_BATCHES)
         metrics, relay, replicas = (TopicPartition(topic.name(run), 0) for topic in (METRICS, RELAY, REPLICAS))
@@ -200,7 +217,9 @@ class Observer:
         ends = self._admin.list_partition_offsets(
             dict.fromkeys(wanted, OffsetSpec.LATEST), isolation_level="read_committed"
         )
-        return topic_lags(self._run, committed, {where: found.offset for where, found in ends.items()})
+        offsets_at_end = {where: found.offset for where, found in ends.items()}
+        self.inbox_lag = inbox_lags(self._run, committed, offsets_at_end)
+        return topic_lags(self._run, committed, offsets_at_end)
 
     def _close_admin(self) -> None:
         if self._admin is not None:

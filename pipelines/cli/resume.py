@@ -28,6 +28,9 @@ def resume_command(
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Use data, code and model files that have changed since the start.")
     ] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="How long roles may take to stop, with --set.")
+    ] = 120.0,
     run: RunOption = None,
     folder: RunsFolder = RUNS,
     json: JsonOption = False,
@@ -36,7 +39,8 @@ def resume_command(
 
     Pipelines submitted with --detach are started again in the background, except those that `laminar runs stop --role`
     has ended; each is checked before the first is started. A process whose respawner was killed is stopped, and its
-    successor continues. With --set those that read the setting are stopped and submitted again. A run of `laminar run`
+    successor continues. With --set those that read the setting are stopped and submitted again; one that has not ended
+    after --timeout ends later, and needs another `laminar runs resume` then (exit code 1). A run of `laminar run`
     continues in the foreground until it reaches its goal, with its own broker. A run at its goal continues with more
     optimizer steps; its model so far stays as model-STEPS.
 
@@ -64,7 +68,7 @@ def resume_command(
     if changes and not stopped and (found.supervised or not submitted):
         raise typer.BadParameter(_unchangeable(found), param_hint="--set")
     if not stopped:
-        return _resume_submitted(found, submitted, changes or [], accept_changes, json)
+        return _resume_submitted(found, submitted, changes or [], accept_changes, timeout, json)
     from pipelines.run.local import resume_locally
     from pipelines.run.stop_requests import StopRequests
     from pipelines.run.submission.detached import start_respawner
@@ -76,20 +80,30 @@ def resume_command(
 
 
 def _is_at_goal(found: RunFolder, submitted: Sequence[Submission]) -> bool:
-    """Whether the submitted roles of a run have done all that it needs, as far as its Kafka shows it."""
-    if found.supervised or not submitted:
+    """Whether a run with `submitted` roles has reached its goal, as far as its Kafka shows it.
+
+    Only where the trainer and evaluation were submitted: the goal of another machine's file may have been extended, and
+    the last evaluation may wait for the roles of this machine.
+    """
+    if found.supervised or not any(each.pipeline == "trainer" for each in submitted):
         return False
-    from pipelines.cli.local_runs import state_from_log
+    from infra.kafka.ranges import UnknownTopic
+    from infra.kafka.readiness import BrokerUnreachable, ClientError
+    from pipelines.cli.options import connect
+    from pipelines.cli.watch import attached, catch_up
     from pipelines.config import ConfigError, load_config
     from pipelines.inspect.run_folders import config_file
-    from pipelines.inspect.run_state.goal import is_reached, is_trained
+    from pipelines.inspect.run_state.goal import is_evaluated, is_reached
 
     file = config_file(found.folder)
-    with suppress(ConfigError):  # it is shown when the roles are checked
+    # A wrong setting is shown when the roles are checked; this machine may have no rights to read the metrics.
+    with suppress(ConfigError, typer.BadParameter, OSError, ValueError, ClientError, BrokerUnreachable, UnknownTopic):
         config = load_config(file or submitted[0].config)
-        state, problem = state_from_log(found)
-        evaluates = any(role.pipeline == "evaluation" for each in submitted for role in each.roles(config))
-        return problem is None and (is_reached if evaluates else is_trained)(state, config)
+        roles = {role.pipeline for each in submitted if each.state != "removed" for role in each.roles(config)}
+        if not {"trainer", *(["evaluation"] if is_evaluated(config) else [])} <= roles:
+            return False
+        with attached(connect(str(found.folder.absolute()), None, None), found) as watching:
+            return is_reached(catch_up(watching), config)
     return False
 
 
@@ -105,7 +119,12 @@ def _absent(
 
 
 def _resume_submitted(
-    found: RunFolder, submitted: Sequence[Submission], changes: list[str], accept_changes: bool, as_json: bool
+    found: RunFolder,
+    submitted: Sequence[Submission],
+    changes: list[str],
+    accept_changes: bool,
+    timeout_s: float,
+    as_json: bool,
 ) -> Report:
     from pipelines.inspect.submissions import read_submission
     from pipelines.run.submission.change import SettingsChange
@@ -116,7 +135,7 @@ def _resume_submitted(
     absent = _absent(found, submitted, changes, accept_changes)
     again = [each for each in change.concerned if each not in absent] if change is not None else []
     check_submissions(found.folder, again, changes, accept_changes=accept_changes)
-    left = change.apply() if change is not None else []
+    left = change.apply(timeout_s) if change is not None else []
     resumed = [start_respawner(each) for each in absent]
     again = [start_respawner(read_submission(each.file)) for each in again if each.role.name not in left]
     data = {"run": found.run, "resumed": {each.role.name: each.pid for each in (*resumed, *again)}, "running": left}
@@ -150,7 +169,9 @@ def _kafka_problem(submitted: Submission) -> str | None:
     from infra.kafka.readiness import connection_problem
     from pipelines.config import load_config
 
-    return connection_problem(load_config(submitted.config).kafka.client().admin(), KAFKA_TIMEOUT_S)
+    config = load_config(submitted.config)
+    kafka = config.kafka.for_role(submitted.roles(config)[0].pipeline)
+    return connection_problem(kafka.client().admin(), KAFKA_TIMEOUT_S)
 
 
 def _unchangeable(found: RunFolder) -> str:

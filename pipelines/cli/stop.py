@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
+from infra.escaping import print_escaped
 from pipelines.cli.local_runs import to_json
 from pipelines.cli.options import JsonOption, RunOption, RunsFolder
 from pipelines.cli.resume import KAFKA_TIMEOUT_S
-from pipelines.inspect.run_files import CONFIG_FILE
+from pipelines.inspect.run_files import AUDIT_FILE, CONFIG_FILE
 from pipelines.inspect.run_folders import RUNS, RunFolder
 from pipelines.present.output import Report
 
@@ -30,8 +31,9 @@ def stop_command(
     """Stop a run: its roles drain and commit, then its own broker stops. Exits with 1 if it still runs after --timeout.
 
     A role that is stopped with --role is not resumed with its run; `laminar submit ROLE --detach` starts it again. To
-    end a rollout without generating a token twice, drain its replicas first: `laminar replicas drain`. A run whose
-    submitted roles have trained all steps is audited; exits with 1 if that failed, too.
+    end a rollout without generating a token twice, drain its replicas first: `laminar replicas drain`. Where the
+    trainer of a run was submitted that has trained all steps, the run is audited once, however long that takes; exits
+    with 1 if that failed, too.
 
     \b
     Examples:
@@ -67,7 +69,9 @@ def stop_command(
         text = f"run {found.run} ({what}) is still running after {timeout:g} s: see {found.folder}/logs"
     if stopped and (store := remove_unused_store(submitted)):
         text += f"; {store}"
-    passed, audited = (True, "") if found.supervised or not (stopped and active) else _final_audit(found)
+    trains = any(each.pipeline == "trainer" for each in submitted)
+    unaudited = trains and not found.supervised and not (found.folder / AUDIT_FILE).exists()
+    passed, audited = _final_audit(found) if stopped and unaudited else (True, "")
     text += f"; {audited}" if audited else ""
     now, code = read_run(found.folder), 0 if stopped and passed else 1
     return Report({**to_json(now), "stopped": stopped}, lambda: text, as_json=json, exit_code=code)
@@ -85,6 +89,7 @@ def _final_audit(found: RunFolder) -> tuple[bool, str]:
         config = load_config(config_file(found.folder) or found.folder / CONFIG_FILE)
         client = config.kafka.client()
         if not connection_problem(client.admin(), KAFKA_TIMEOUT_S) and final_version(client, config.run.name):
+            print_escaped("the run has trained all its steps: auditing its whole log, which may take minutes", err=True)
             return final_audit(found.folder, config)
     return True, ""
 

@@ -150,11 +150,11 @@ def submit(
             with ProgressPrinter(f"{pipeline}: loads the pipeline", only_slow=True):
                 for role in process.roles:
                     import_pipeline(role)
-            with claimed_store(loaded, process), guarded(loaded, process):
+            with claimed_store(loaded, process), guarded(loaded, config, process):
                 run_process(loaded, process, runner, context.args)
     except Exception as error:
         detached = (loaded.run_folder / SUBMITTED / f"{process.name}.json").exists()
-        if isinstance(error, RunFailing) and error.resume and detached:
+        if isinstance(error, RunFailing) and detached:
             again = run_command(loaded.run_folder, "runs resume", error.resume)
             error.add_note(f"once that is fixed, resume the run: `{again}`")
         if isinstance(error, RunFailing) or is_permanent(error):  # another start would fail again

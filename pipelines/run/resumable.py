@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -68,7 +69,15 @@ def check_resumable(before: Config, after: Config, replaced: Collection[str] = (
 
 
 def keep_model(folder: Path, before: Config, after: Config) -> None:
-    """Rename the final model of a run that is extended: the trainer writes another one at the new goal."""
-    model, steps = folder / "model", before.trainer.optimizer_steps
-    if after.trainer.optimizer_steps > steps and model.is_dir():
-        model.rename(folder / f"model-{steps}")
+    """Rename the final model of a run that is extended: the trainer writes another one at the new goal.
+
+    An extension that was interrupted has kept it already, and the trainer may have written it again.
+    """
+    steps = before.trainer.optimizer_steps
+    model, kept = folder / "model", folder / f"model-{steps}"
+    if after.trainer.optimizer_steps <= steps or not model.is_dir():
+        return
+    if kept.is_dir():
+        shutil.rmtree(model)
+    else:
+        model.rename(kept)

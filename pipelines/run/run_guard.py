@@ -21,7 +21,7 @@ from pipelines.inspect.run_state.errors import (
     refused_text,
 )
 from pipelines.inspect.run_state.state import RunState
-from pipelines.inspect.run_state.waiting import is_over
+from pipelines.inspect.run_state.waiting import SILENT_MS, is_over
 from schemas.identity import trajectory_id
 
 MAX_POINTS = 4096
@@ -123,20 +123,23 @@ Experiences = Callable[[int], Iterable[Mapping[str, Any]]]
 
 
 class RunGuard:
-    """Checks the states of the run of `config` since `started_at` (Unix milliseconds).
+    """Checks the states of the run of `config`, which was read from `file`, since `started_at` (Unix milliseconds).
 
     `clock` (seconds) is this machine's: the state's time is the latest of all machines.
     """
 
-    def __init__(self, config: Config, started_at: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, config: Config, file: Path, started_at: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._clock = clock
         self._errors = ErrorGuard(config.run.stop_error_share, config.run.stop_error_window)
         self._limits = {task.task_name: task.max_refused_share for task in config.prompts.mixture}
         self._has_tasks = bool(config.prompts.tasks)
-        self._started_at, self._folder = started_at, config.run_folder
+        self._started_at, self._folder, self._file = started_at, config.run_folder, file
         self._earlier_errors, self._correct_until = 0, started_at
         self._epochs = config.prompts.epochs
         self._end_ms = END_MS + (0 if config.agents is None else 1000 * config.agents.timeout_s)
+        self._silent_ms = max(SILENT_MS, 2000 * config.placement.heartbeat_timeout_s)
         self._over_since: float | None = None
 
     def check(self, state: RunState, experiences: Experiences, earlier: bool = False) -> None:
@@ -162,7 +165,7 @@ class RunGuard:
 
     def check_end(self, state: RunState, experiences: Experiences, since: int = 0) -> None:
         """Raise RunFailing if nothing is left to train before the goal; the first error is searched from `since` on."""
-        if state.step >= (state.goal or 0) or not is_over(state):
+        if state.step >= (state.goal or 0) or not is_over(state, self._silent_ms):
             self._over_since = None
             return
         now = self._clock()
@@ -180,7 +183,7 @@ class RunGuard:
         return f"--set prompts.epochs={epochs}"
 
     def _end_message(self, state: RunState, errors: str) -> str:
-        how = "" if self._more_epochs(state) else ": raise epochs or size in the run's config.toml"
+        how = "" if self._more_epochs(state) else f": raise epochs or size in {self._file}"
         return (
             f"the run was stopped after {state.step} of {state.goal} optimizer steps: all "
             f"{questions_drawn(state.prompts)} questions are drawn (prompts.epochs), and no trajectory is left to train"
@@ -190,8 +193,7 @@ class RunGuard:
     def _refused_message(self, task: str, share: float, limit: float, refused: str, accepted: str) -> str:
         how = f"`{run_command(self._folder, 'runs resume', f'{REFUSED_OPTION}={accepted}')}`"
         if self._has_tasks:
-            resume = run_command(self._folder, "runs resume")
-            how = f"max_refused_share = {accepted} of this task in the run's config.toml, then `{resume}`"
+            how = f"max_refused_share = {accepted} of this task in {self._file}"
         return (
             f"the run was stopped: {100 * share:.1f} % of the rows of task {task!r} are refused, more than "
             f"prompts.max_refused_share = {limit:g}; refused so far: {refused}. "

@@ -86,7 +86,7 @@ class Supervisor:
         self._target: FollowedTarget | None = None
         """The number of rollout processes, if this machine's follow an autoscaler."""
         self._started_at = time.time_ns() // 10**6
-        self._guard = RunGuard(config, self._started_at)
+        self._guard = RunGuard(config, self.folder / CONFIG_FILE, self._started_at)
         self._is_log_read = False
         """Whether all metrics that were in the log at the start are in the state."""
 

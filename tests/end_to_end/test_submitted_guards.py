@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import tomli_w
+from first_day import printed_commands
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 from laminar_runs import CommandServer
@@ -99,14 +101,25 @@ def test_submitted_prompts_stop_when_too_many_rows_are_refused(
         broker,
         run_id,
         model={"path": str(model_folder)},
-        prompts={"source": "jsonl", "path": str(tmp_path / "rows.jsonl"), "shuffle": False, "samples_per_prompt": 2},
+        prompts={
+            "source": "jsonl",
+            "path": str(tmp_path / "rows.jsonl"),
+            "shuffle": False,
+            "samples_per_prompt": 2,
+            "tasks": [{"name": "rows"}],
+        },
         placement={"prompt_lead": 300},
     )
+    own = Submission(load_config(file).run_folder, "prompts", 0, "embedded")
+    own.file.parent.mkdir(parents=True)
+    own.write()  # as its respawner
     command = submit(command_server, tmp_path / "here", "prompts", str(file))
     assert command.wait() == 2
     output = command.output()
     assert "of the rows of task 'rows' are refused, more than prompts.max_refused_share = 0.05" in output
     assert "(too long " in output
+    assert re.search(rf"max_refused_share = 0\.\d+ of this task in {re.escape(str(file))}; once", output), output
+    assert printed_commands(output)[-1][:3] == ["runs", "resume", "--run"]  # the file has all that is to change
 
 
 def test_submitted_trainer_ends_if_checkpoints_cannot_be_written(
@@ -135,7 +148,8 @@ def test_submitted_prompts_end_when_nothing_is_left_to_train(
 ) -> None:
     """As `laminar run` does: it has drawn all questions, every replica is idle, and nothing waits for score."""
     monkeypatch.setattr(run_guard, "END_MS", 1)
-    config = load_config(write_config(tmp_path, broker, run_id, prompts={"task": "gcd", "size": 20, "epochs": 1}))
+    file = write_config(tmp_path, broker, run_id, prompts={"task": "gcd", "size": 20, "epochs": 1})
+    config = load_config(file)
     make_topics(config)
     client = config.kafka.client()
     write_as_role(client, run_id, PROMPTS, [PROMPT])
@@ -171,7 +185,7 @@ def test_submitted_prompts_end_when_nothing_is_left_to_train(
     drawn = {"prompts": 9.0, 'drawn{task="gcd"}': 9.0, "exhausted": 1.0}
 
     def run_until_stopped() -> None:
-        with KafkaProducer(**client.producer()) as replica, guarded(config, submitted_process(config, "prompts")):
+        with KafkaProducer(**client.producer()) as replica, guarded(config, file, submitted_process(config, "prompts")):
             now = time.time_ns() // 10**6
             metrics = [Metric("score", 36, {"trajectories": 36.0}, now), Metric("prompts", 9, drawn, now)]
             write_as_role(client, run_id, METRICS, metrics)

@@ -23,7 +23,7 @@ from role_writer import write_as_role
 from trainer_batches import make_batch
 
 from infra.kafka.broker import Broker, free_port
-from pipelines.config import KafkaConfig, load_config, parse_config, save_config
+from pipelines.config import Config, KafkaConfig, load_config, parse_config, save_config
 from pipelines.inspect.audit.result import Audit, ReachedStage
 from pipelines.inspect.run_files import AUDIT_SO_FAR_FILE
 from pipelines.inspect.run_state.events import GOAL_REACHED
@@ -174,7 +174,7 @@ def test_status_of_an_ended_run_lists_its_roles_at_once(submitted: Path, shell: 
     assert shell("runs", "status", *place, "--json").json["phase"] == "training"
 
 
-def test_batches_beyond_the_goal_are_no_lag_and_nothing_is_left(submitted: Path, shell: Shell) -> None:
+def test_batches_beyond_the_goal_are_no_lag_and_nothing_is_left(submitted: Path, shell: Shell, tmp_path: Path) -> None:
     (submission,) = submissions(submitted)
     config = load_config(submission.config)
     client, place = config.kafka.client(), ("--run", str(submitted))
@@ -200,12 +200,39 @@ def test_batches_beyond_the_goal_are_no_lag_and_nothing_is_left(submitted: Path,
     status = shell("runs", "status", *place, "--json").json
     assert (status["lag"]["batches"], status["batches_beyond_goal"]) == (0, 2)
 
+    goal = replace(config.trainer, optimizer_steps=3)
+    trains = replace(config, trainer=goal)
+    evaluates = replace(trains, prompts=replace(config.prompts, heldout=4))
+    secrets = KafkaConfig(client_properties=str(tmp_path / "{role}.properties"))  # without admin.properties
+
+    def resume(role: str, config: Config) -> tuple[int, str]:
+        added = replace(submission, pipeline=role)
+        added.write()
+        save_config(config, added.config)
+        answer = shell("runs", "resume", *place)
+        return answer.code, answer.text
+
+    is_running = (0, f"nothing to resume: all of run {submitted.name} is running\n")
+    assert resume("score", trains) == is_running  # it may have been extended where its trainer is
+    assert resume("trainer", evaluates) == is_running  # evaluation is elsewhere
+    save_config(replace(trains, kafka=secrets), submission.config)
+    assert resume("trainer", replace(trains, kafka=secrets)) == is_running
+    save_config(trains, submission.config)
     nothing = f"nothing to resume: run {submitted.name} has reached its goal; to extend it: "
+    extend = f"{nothing}--set trainer.optimizer_steps=NUMBER\n"
+    assert resume("trainer", trains) == (0, extend)
+    evaluated = Metric("evaluation", 3, {"accuracy/greedy": 0.5, "accuracy/sampled": 0.5, "final": 1.0}, 1)
+    write_as_role(client, submitted.name, METRICS, [evaluated])
+    save_config(evaluates, submitted / "submitted" / "trainer.toml")
+    assert resume("evaluation", evaluates) == (0, extend)
+    (submitted / "submitted" / "evaluation.json").unlink()
+    save_config(trains, submitted / "submitted" / "trainer.toml")
     for state, pid in (("up", submission.pid), ("ended", None)):
         replace(submission, state=state, pid=pid).write()
         answer = shell("runs", "resume", *place)
-        assert (answer.code, answer.text) == (0, f"{nothing}--set trainer.optimizer_steps=NUMBER\n")
+        assert (answer.code, answer.text) == (0, extend)
     assert submissions(submitted)[0].pid is None
+    (submitted / "submitted" / "trainer.json").unlink()
     save_config(config, submission.config)  # with four more steps to train
     accepts = shell("runs", "resume", *place, "--set", "rollout.slots=3")
     assert (accepts.code, "rollout.slots cannot change in a resumed run" in accepts.text) == (1, True), accepts.text

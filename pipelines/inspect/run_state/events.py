@@ -51,9 +51,10 @@ class RolesChanged:
 
 @dataclass(frozen=True, slots=True)
 class LagMeasured:
-    """Consumer lag in records, by the short name of the topic."""
+    """Consumer lag in records, by the short name of the topic; `inbox` is that of each replica, if it is known."""
 
     behind: Mapping[str, int]
+    inbox: Mapping[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

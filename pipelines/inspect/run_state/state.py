@@ -76,6 +76,8 @@ class RunState:
     """The newest metric of placement about a pause, see `paused_since`; empty in a run that was never paused."""
     rollout: Mapping[int, Values] = field(default_factory=dict)
     replicas: Mapping[int, ReplicaStatus] = field(default_factory=dict)
+    heard_at: Mapping[int, int] = field(default_factory=dict)
+    """By replica, `now` when its newest heartbeat arrived: its own clock may differ."""
     beats: Mapping[int, tuple[Beat, ...]] = field(default_factory=dict)
     """By replica, its newest heartbeats, or samples of them."""
     relays: Mapping[int, RelayStatus] = field(default_factory=dict)
@@ -86,6 +88,8 @@ class RunState:
     roles: Mapping[str, RoleState] = field(default_factory=dict)
     last_metric_at: Mapping[str, int] = field(default_factory=dict)
     lag: Mapping[str, int] = field(default_factory=dict)
+    inboxes: Mapping[int, int] | None = None
+    """The lag of `inbox` by replica; None if it is not known."""
     undispatched: int | None = None
     """The lag of `prompts`: placement has not dispatched all their samples. None if it is not measured."""
     whole: WholeRun | None = None
@@ -200,7 +204,7 @@ def fold(state: RunState, event: RunEvent) -> RunState:
             if state.phase in AFTER_ROLES and max(state.last_metric_at.values(), default=0) <= state.phases[-1].at:
                 return state
             lag = {name: behind for name, behind in event.behind.items() if name in OF_WORK}
-            return replace(state, lag=lag, undispatched=event.behind.get(PROMPTS.short_name))
+            return replace(state, lag=lag, inboxes=event.inbox, undispatched=event.behind.get(PROMPTS.short_name))
         case Tick():
             return replace(state, now=max(state.now, event.at))
     raise TypeError(f"not an event of a run: {type(event).__name__}")
@@ -256,12 +260,14 @@ def _replica(state: RunState, status: ReplicaStatus) -> RunState:
         past, beats = past + known.tokens_generated, ()
     if status.sent_at >= state.resumed_at:
         beats = newest((*beats, Beat(status.sent_at, status.tokens_generated)))
+    now = max(state.now, status.sent_at)
     return replace(
         state,
         replicas={**state.replicas, status.replica: status},
+        heard_at={**state.heard_at, status.replica: now},
         beats={**state.beats, status.replica: beats},
         tokens_of_past_incarnations=past,
-        now=max(state.now, status.sent_at),
+        now=now,
     )
 
 

@@ -18,6 +18,8 @@ from schemas.topics import INBOX, TRAJECTORIES
 QUIET_S = (5.0, 30.0)
 """Without an optimizer step for twice its mean time, but at least and at most these times, a training run names what it
 waits for."""
+SILENT_MS = 60_000
+"""Several times the default of `placement.heartbeat_timeout_s`, after which others get the work of a silent replica."""
 _ESCAPED = str.maketrans({"{": "{{", "}": "}}"})
 _OF_PHASE = {
     "broker": "Kafka",
@@ -48,13 +50,24 @@ def waiting_for(state: RunState) -> str | None:
     return _before_a_step(state)
 
 
-def is_over(state: RunState) -> bool:
+def is_over(state: RunState, silent_ms: float = SILENT_MS) -> bool:
     """Whether all questions are drawn, and no trajectory is left that may enter a batch.
 
     Agents between two requests and groups in the buffer cannot be seen: wait before you rely on it. Nor can what
     the buffer has not read, since it commits no offset above a group that waits: `roles` must have its status.
+    A replica without a heartbeat for `silent_ms` does not count, nor what is left in its inbox: it is lost.
     """
-    live = [each for each in state.replicas.values() if each.state in ("running", "draining")]
+    heard = {
+        each.replica: each
+        for each in state.replicas.values()
+        if each.state != "stopped" and state.now - state.heard_at.get(each.replica, each.sent_at) < silent_ms
+    }
+    live = [each for each in heard.values() if each.state in ("running", "draining")]
+    inboxes = (
+        state.lag.get(INBOX.short_name, 0)
+        if state.inboxes is None
+        else sum(state.inboxes.get(each, 0) for each in heard)
+    )
     return (
         bool(state.prompts.get(EXHAUSTED) and live)
         and state.last_metric_at["prompts"] >= state.resumed_at  # a resumed run may have more questions
@@ -64,7 +77,8 @@ def is_over(state: RunState) -> bool:
         and not any(each.running or each.waiting for each in live)
         and not any(role.status in ("starting", "down") for role in state.roles.values())
         and not state.undispatched
-        and not any(state.lag.get(topic.short_name) for topic in (INBOX, TRAJECTORIES))
+        and not inboxes
+        and not state.lag.get(TRAJECTORIES.short_name)
     )
 
 

@@ -46,6 +46,9 @@ class EventSource(Protocol):
 
     def lag(self) -> Mapping[str, int]: ...
 
+    @property
+    def inbox_lag(self) -> Mapping[int, int]: ...
+
     def positions(self) -> Mapping[str, float]: ...
 
     def caught_up(self) -> bool: ...
@@ -124,7 +127,7 @@ class Watch:
                 metrics.append(by_topic(UNREADABLE, Counter(record.short_name for record in unreadable), now))
             if now - self._lag_at >= LAG_EVERY_MS:
                 self._lag_at = now
-                lag = LagMeasured(self.source.lag())
+                lag = LagMeasured(self.source.lag(), self.source.inbox_lag)
                 events.append(lag)
                 if lag.behind:
                     metrics.append(by_topic(LAG, lag.behind, now))

@@ -12,9 +12,6 @@ from pipelines.roles import ALL_SHARDS
 from pipelines.run.resumable import RESUMABLE, changed_keys, check_resumable, keep_model
 from pipelines.run.submission.detached import roles_here, stop
 
-STOP_S = 120.0
-"""How long roles may take to commit and end, before they are submitted again."""
-
 
 class SettingsChange:
     """The change `changes` ("section.key=value") of the run whose roles are `submitted`.
@@ -59,13 +56,13 @@ class SettingsChange:
                     f"{self._folder / SUBMITTED / role.name}.toml"
                 )
 
-    def apply(self) -> list[str]:
+    def apply(self, timeout_s: float) -> list[str]:
         """Write the new configurations, and stop the roles that read what is changed.
 
-        Returns those that have not ended after `STOP_S`; they end, and have the new settings when they are resumed.
+        Returns those that have not ended after `timeout_s`; they end, and have the new settings when they are resumed.
         """
         self._save()
-        deadline = time.monotonic() + STOP_S
+        deadline = time.monotonic() + timeout_s
         return [each.role.name for each in self.concerned if not stop(each, deadline)]
 
     def _save(self) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from infra.kafka.admin import admin_client, cluster_id
@@ -114,13 +115,14 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def guarded(config: Config, process: RoleProcess) -> Iterator[None]:
+def guarded(config: Config, file: Path, process: RoleProcess) -> Iterator[None]:
     """Stop `process`, which runs in this context, when the metrics of its roles show a run that cannot learn.
 
+    `file` is that of `config`, for messages.
     Raises RunFailing at the end of the context if it was stopped for that reason.
     """
     roles = [role.pipeline for role in process.roles if role.pipeline in SERIES]
-    guards = [_Guard(replace(config, kafka=config.kafka.for_role(role)), SERIES[role]) for role in roles]
+    guards = [_Guard(replace(config, kafka=config.kafka.for_role(role)), file, SERIES[role]) for role in roles]
     try:
         yield
     finally:
@@ -135,6 +137,7 @@ def guarded(config: Config, process: RoleProcess) -> Iterator[None]:
 @dataclass
 class _Guard:
     config: Config
+    file: Path
     series: str
     failure: RunFailing | None = None
 
@@ -160,7 +163,7 @@ class _Guard:
 
     def _follow(self) -> None:
         run, client = self.config.run.name, self._client
-        guard = RunGuard(self.config, self._started_at)
+        guard = RunGuard(self.config, self.file, self._started_at)
         # The counts of earlier starts: errors before this one do not count.
         newest = last_records(client, self._topic, EARLIER_METRICS)
         before = self._metrics(each for each in newest if each.offset < self._ends[each.partition])
@@ -183,7 +186,7 @@ class _Guard:
 
         Raises RunFailing if nothing is left to train then, and the run is not at its goal.
         """
-        run, guard = self.config.run, RunGuard(self.config, self._started_at)
+        run, guard = self.config.run, RunGuard(self.config, self.file, self._started_at)
         goal, folder = self.config.trainer.optimizer_steps, self.config.run_folder
         state = fold_all(new_run(run.name, goal, self._started_at, folder=folder), [exhausted])
         with Observer(self._client, run.name, refuse=refused) as observer:

@@ -15,7 +15,7 @@ from kafka.structs import OffsetAndMetadata
 from infra.kafka import observer as observe
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
-from infra.kafka.observer import LAG_RETRY_S, Observer, topic_lags
+from infra.kafka.observer import LAG_RETRY_S, Observer, inbox_lags, topic_lags
 from infra.kafka.properties import ClientProperties
 from infra.kafka.unreadable_record import UnreadableRecord
 from schemas.codec import encode
@@ -224,3 +224,15 @@ def test_topic_lags_by_topic(committed: dict[str, dict[TopicPartition, int]], ex
     found = topic_lags("r", groups, ends)
     assert found == expected
     assert list(found) == list(expected)
+
+
+def test_inbox_lags_by_replica() -> None:
+    """The partition of a rollout that was removed for good keeps what nobody reads."""
+    committed = {
+        group_name("r", "rollout"): {at(INBOX): 10},
+        group_name("r", "rollout", 1): {at(INBOX, 1): 4},
+        group_name("r", "gateway"): {at(INBOX): 9, at(INBOX, 1): 10},
+        group_name("r", "score"): {at(TRAJECTORIES): 0},
+    }
+    ends = {at(INBOX): 10, at(INBOX, 1): 10, at(TRAJECTORIES): 10}
+    assert inbox_lags("r", committed, ends) == {0: 1, 1: 6}

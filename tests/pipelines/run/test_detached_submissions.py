@@ -145,7 +145,7 @@ def test_respawner_resubmits_a_lost_job_and_resumes(
     (row,) = [row for row in laminar("runs", "list")[1] if row["run"] == run_id]
     assert (row["ended_at"], row["downtime_s"]) == (stopped["ended_at"], stopped["downtime_s"])
     assert _cells(row)["duration"] is not None
-    assert newest_audit(runs / run_id)["passed"]  # of a run at its goal
+    assert newest_audit(runs / run_id) is None  # the machine of the trainer audits the run
     assert not submissions(runs / run_id)[0].respawner()
     assert list(temporary.iterdir()) == [], "temporary files of killed respawners are removed"
     assert "Traceback" not in log.read_text().partition("start 4 of")[2]
@@ -183,6 +183,13 @@ def test_submitted_trainer_is_audited_changed_and_drained(
     assert not laminar("runs", "status", "--run", run_id)[1]["audit"]["passed"]  # the last word on the run
     assert laminar(*resume)[1]["resumed"]
     assert not final.exists()
+    stop = ("runs", "stop", "--run", run_id)
+    assert laminar(*stop)[0] == 0
+    assert not final.exists()  # it may be resumed
+    last = replace(MANIFEST, version=PolicyVersion(9, 90), final=True)
+    write_as_role(broker.client(), run_id, RELAY, [last])
+    assert laminar(*stop)[0] == 0  # also if it has ended by itself
+    assert json.loads(final.read_text())["passed"]
 
 
 def test_read_submission_names_a_damaged_file(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,12 @@ from synthetic_run import heartbeat
 from pipelines.config import Config, parse_config
 from pipelines.inspect.run_state.events import LagMeasured, RolesChanged, RoleState, Tick
 from pipelines.inspect.run_state.state import RunState, fold, fold_all, new_run
+from pipelines.inspect.run_state.waiting import SILENT_MS, is_over
 from pipelines.run.run_guard import END_MS, MIN_DRAWN, SHARD_AGE_MS, RunFailing, RunGuard
 from schemas.records import Metric
 
 START = 1_000_000
+FILE = Path("runs/first/submitted/prompts.toml")
 
 
 def config_of(**prompts: object) -> Config:
@@ -41,7 +44,7 @@ def state_of(drawn: int, share: float) -> RunState:
     ],
 )
 def test_guard_stops_a_run_with_too_many_refused_rows(drawn: int, share: float, accepted: float, stops: bool) -> None:
-    guard = RunGuard(config_of(max_refused_share=accepted), START)
+    guard = RunGuard(config_of(max_refused_share=accepted), FILE, START)
     if not stops:
         guard.check(state_of(drawn, share), no_experiences)
         return
@@ -58,8 +61,10 @@ def test_guard_stops_a_run_with_too_many_refused_rows(drawn: int, share: float, 
 
 
 def test_guard_names_the_file_for_a_task_of_a_mixture() -> None:
-    guard = RunGuard(config_of(tasks=[{"name": "gcd", "max_refused_share": 0.01}]), START)
-    with pytest.raises(RunFailing, match=r"max_refused_share = 0\.03 of this task in the run's config.toml"):
+    guard = RunGuard(config_of(tasks=[{"name": "gcd", "max_refused_share": 0.01}]), FILE, START)
+    with pytest.raises(
+        RunFailing, match=r"max_refused_share = 0\.03 of this task in runs/first/submitted/prompts\.toml$"
+    ):
         guard.check(state_of(MIN_DRAWN, 0.02), no_experiences)
 
 
@@ -69,7 +74,7 @@ def test_guard_stops_a_run_without_questions_or_trajectories() -> None:
     idle = replace(heartbeat(0, START, 0), running=0, waiting=0)
     state = fold_all(new_run("r", 8, START), [Metric("prompts", 9, values, START), scored, idle])
     seconds = 0.0
-    guard = RunGuard(config_of(epochs=1, size=20), START, lambda: seconds)
+    guard = RunGuard(config_of(epochs=1, size=20), FILE, START, lambda: seconds)
     guard.check(state, no_experiences)
     guard.check(fold(state, Tick(START + 9 * END_MS)), no_experiences)  # the clock of another machine
     seconds = END_MS / 1000
@@ -85,11 +90,24 @@ def test_guard_stops_a_run_without_questions_or_trajectories() -> None:
     assert failure.value.resume == "--set prompts.epochs=2"
 
 
+def test_run_is_over_without_a_replica_that_is_lost() -> None:
+    """Placement has given its work to others; nobody reads its inbox."""
+    drawn, scored = Metric("prompts", 9, {"exhausted": 1.0}, START), Metric("score", 36, {"trajectories": 36.0}, START)
+    lag, later = LagMeasured({"inbox": 3}, {0: 0, 1: 3}), START + int(SILENT_MS)
+    idle = [replace(heartbeat(0, at, 0), running=0, waiting=0) for at in (START, later)]
+    state = fold_all(new_run("r", 8, START), [drawn, scored, idle[0], heartbeat(1, START, 0), lag])
+    assert not is_over(fold(state, Tick(later - 1)))
+    state = fold_all(state, [Tick(later), idle[1]])
+    assert is_over(state)
+    assert not is_over(fold(state, LagMeasured({"inbox": 3}, {0: 3, 1: 0})))
+    assert not is_over(fold_all(state, [heartbeat(1, START, 0), lag]))  # its clock is slow
+
+
 def test_guard_reads_experiences_since_errors_began() -> None:
     """A topic of a long run is not read whole, while the supervisor waits."""
     started, later = new_run("r", None, START), START + 10 * SHARD_AGE_MS
     config = parse_config({"run": {"name": "first", "stop_error_window": 8}}, "test")
-    guard, read = RunGuard(config, START), []
+    guard, read = RunGuard(config, FILE, START), []
 
     def scored(trajectories: int, errors: int, at: int) -> RunState:
         values = {"trajectories": float(trajectories), "reward_errors": float(errors)}

@@ -300,6 +300,10 @@ class Source:
         self.lags += 1
         return {"inbox": self.lags}
 
+    @property
+    def inbox_lag(self) -> dict[int, int]:
+        return {0: self.lags}
+
 
 def test_watch_folds_writes_and_shows_records(tmp_path: Path) -> None:
     now, out = Clock(), io.StringIO()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -187,7 +188,9 @@ def test_resume_changes_a_setting_of_the_roles_that_read_it(
     ):
         code, _, error = laminar("resume", "--set", change)
         assert (code, reason in error) == (1, True), error
-    (folder / "model").mkdir()
+    for kept in ("model", "model-80"):  # an extension was interrupted, and the trainer has written the model again
+        (folder / kept).mkdir()
+        (folder / kept / "config.json").touch()
     code, text, _ = laminar(*goal)
     assert code == 0
     assert "changed trainer.optimizer_steps of run" in text
@@ -195,7 +198,12 @@ def test_resume_changes_a_setting_of_the_roles_that_read_it(
     assert started == ["prompts", "placement", "trainer"]
     assert {name for name, pid in pids.items() if has_ended(pid)} == {"placement", "trainer"}
     assert {load_config(each.config).trainer.optimizer_steps for each in submissions(folder)} == {90}
-    assert (folder / "model-80").is_dir()  # its model so far
+    assert (folder / "model-80" / "config.json").exists()  # its model so far
+    assert not (folder / "model").exists()
+    os.kill(pids["rollout"], signal.SIGSTOP)  # it is slow to end
+    code, text, _ = laminar("resume", "--set", "rollout.step_timeout_s=99", "--timeout", "0")
+    assert (code, "still ending: rollout (`" in text) == (1, True), text
+    os.kill(pids["rollout"], signal.SIGCONT)
 
 
 def test_resume_changes_no_settings_of_roles_in_the_foreground(folder: Path, laminar: Laminar) -> None:
