@@ -87,6 +87,7 @@ _VERSIONS: Mapping[type, int] = {
     records.RelayStatus: 3,
     records.EpisodeEnd: 4,
     records.StageStatus: 3,
+    records.TurnRequest: 3,
     **{kind: 2 + len(columns) for kind, columns in _ADDED.items()},
 }
 """Schema versions; 2 for all other records."""
@@ -104,11 +105,11 @@ _EARLIER = {
 }
 _EARLIER |= {
     f"{kind.__name__}/{version}".encode(): (_BY_KIND[kind], ())
-    for kind in (records.EpisodeEnd, records.StageStatus)
+    for kind in (records.EpisodeEnd, records.StageStatus, records.TurnRequest)
     for version in range(2, _VERSIONS[kind])
 }
-"""Earlier versions that are still read, with what they lack: `identify` adds it, empty. Those of EpisodeEnd and
-StageStatus lack optional fields only."""
+"""Earlier versions that are still read, with what they lack: `identify` adds it, empty. Those of EpisodeEnd, StageStatus
+and TurnRequest lack optional fields only."""
 
 
 def as_version(value: bytes, headers: Headers, version: int) -> tuple[bytes, Headers]:

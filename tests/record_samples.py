@@ -69,6 +69,7 @@ SAMPLES: dict[type, object] = {
             tools="[]",
             stream=True,
             written_at=1_700_000_000_000,
+            rewritten=True,
         ),
         r.EpisodeEnd(
             "p12.3",

@@ -40,7 +40,7 @@ from operators.gateway.claims import ClaimRequests
 from operators.gateway.config import GatewayConfig
 from operators.gateway.connected import while_connected
 from operators.gateway.conversation import TurnPlan, plan_completion, plan_turn
-from operators.gateway.encoding import Encoder
+from operators.gateway.encoding import EncodingThreads
 from operators.gateway.episode_table import EpisodeTable, OpenEpisode
 from operators.gateway.errors import ApiError, invalid
 from operators.gateway.play import Player, RecordedResponse, TurnOptions
@@ -97,7 +97,7 @@ class Gateway:
     """Hands out episodes to agents elsewhere; None: this run starts its agents itself."""
     connections: Connections = field(default_factory=Connections)
     """Those of the server."""
-    encoder: Encoder = field(default_factory=Encoder)
+    encoder: EncodingThreads = field(default_factory=EncodingThreads)
     seen: Counter[tuple[str, str]] = field(default_factory=Counter)
     active: Counter[str] = field(default_factory=Counter)
     """Requests in progress by episode."""

@@ -17,7 +17,7 @@ T = TypeVar("T")
 THREADS = 4
 
 
-class Encoder:
+class EncodingThreads:
     """Runs work in `THREADS` threads."""
 
     def __init__(self) -> None:

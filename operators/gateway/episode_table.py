@@ -65,8 +65,6 @@ class OpenEpisode:
     """When it was first assigned, in Unix milliseconds."""
     tool_calls: int = 0
     """Calls of tools in its responses."""
-    rewritten: set[str] = field(default_factory=set)
-    """Turns planned by this process whose chat template renders earlier messages otherwise than before."""
 
     def ended_turns(self) -> list[CompleteTurn]:
         """The turns with a response, in their order."""

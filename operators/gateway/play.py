@@ -219,7 +219,7 @@ class Player:
                 raise ApiError(409, f"episode {name} has ended{f': {reason}' if reason else ''}", code="episode_ended")
             return None, None  # it will be assigned
         if (turn := _ended(episode, options)) is not None:
-            return self._response(name, episode, turn.request, turn.ended), None
+            return self._response(name, turn.request, turn.ended), None
         pending = episode.pending
         if pending is None:
             if planned is None or (planned.lease, planned.length) != (episode.lease, self._table.length(name)):
@@ -227,7 +227,7 @@ class Player:
             return None, self._order(name, episode, options, planned.plan)
         mine = pending.turn_id == options.turn_id
         order = replace(pending, lease=episode.lease, replica=episode.replica, incarnation=episode.incarnation)
-        return self._response(name, episode, pending, None) if mine else None, order
+        return self._response(name, pending, None) if mine else None, order
 
     def _order(self, name: str, episode: OpenEpisode, options: TurnOptions, plan: TurnPlan) -> TurnRequest:
         start = self._table.length(name)
@@ -249,8 +249,6 @@ class Player:
                 "messages",
                 "context_length_exceeded",
             )
-        if plan.rewritten:
-            episode.rewritten.add(options.turn_id)
         order = TurnRequest(
             trajectory_id=name,
             lease=episode.lease,
@@ -267,13 +265,12 @@ class Player:
             tools=options.tools,
             stream=options.stream,
             written_at=self._now(),
+            rewritten=plan.rewritten,
         )
         encode(order)  # before it is announced: one that is too large would block the episode
         return order
 
-    def _response(
-        self, name: str, episode: OpenEpisode, request: TurnRequest, ended: TurnEnded | None
-    ) -> RecordedResponse:
+    def _response(self, name: str, request: TurnRequest, ended: TurnEnded | None) -> RecordedResponse:
         if ended is not None and ended.finish_reason == "failed":
             raise invalid(f"the request cannot run: {ended.error}")
         first = request.start + len(request.token_ids)
@@ -289,7 +286,7 @@ class Player:
             cached + len(request.token_ids),
             cached,
             "" if ended is None else ended.finish_reason,
-            request.turn_id in episode.rewritten,
+            bool(request.rewritten),
         )
 
     def _end_order(self, name: str, episode: OpenEpisode, report: AgentReport) -> EpisodeEnd:

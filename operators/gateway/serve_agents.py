@@ -63,8 +63,6 @@ class EpisodeCounts:
         trajectory = received.record
         if received.offset < self._counted.get(str(received.partition), 0):
             return
-        if episode.rewritten:  # each process knows its own
-            self._totals["rewritten"] += len(episode.rewritten)
         if trajectory.prompt.number % self._processes != self._index:
             return
         turns = episode.ended_turns()
@@ -80,6 +78,7 @@ class EpisodeCounts:
                 "turns": len(turns),
                 "conversations": len(leaf_turns(turns)),
                 "tool_calls": episode.tool_calls,
+                "rewritten": sum(bool(turn.request.rewritten) for turn in turns),
                 **{f"{name}_s": value for name, value in times._asdict().items()},
             }
         )

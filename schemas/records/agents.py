@@ -32,7 +32,8 @@ class TurnRequest:
     the tokens of the episode, of which there are `start` before the turn. `turn_id` is a digest of what was requested:
     a repeated request has the same one. `messages` is JSON, the messages that the new tokens encode, and `tools` that
     of the request; `digest` stands for all its messages. With `stream` progress is published several times a second.
-    Rollout ignores a turn under an older `lease` than its own.
+    `rewritten`: the chat template renders recorded messages otherwise than before; None in records of an earlier
+    version. Rollout ignores a turn under an older `lease` than its own.
     """
 
     trajectory_id: str
@@ -50,6 +51,7 @@ class TurnRequest:
     tools: str
     stream: bool
     written_at: int
+    rewritten: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from gateway_harness import NAME, LetterTokenizer, ScriptedRun, chat, user
 from test_gateway_holders import play
 
 from operators.gateway.app import Gateway
-from operators.gateway.encoding import THREADS, Encoder
+from operators.gateway.encoding import THREADS, EncodingThreads
 from operators.io.episode_keys import PEOPLE
 
 
@@ -46,7 +46,7 @@ async def cancel(task: asyncio.Task[str]) -> None:
 
 def test_work_of_a_client_that_has_gone_keeps_its_turn() -> None:
     async def main() -> None:
-        encoder, held = Encoder(), Held()
+        encoder, held = EncodingThreads(), Held()
         first = asyncio.create_task(encoder.run("p0.0", held.work("first")))
         await held.until_begun(1)
         await cancel(first)
@@ -62,7 +62,7 @@ def test_work_of_a_client_that_has_gone_keeps_its_turn() -> None:
 
 def test_work_that_has_not_begun_is_left_with_its_client() -> None:
     async def main() -> None:
-        encoder, held = Encoder(), Held()
+        encoder, held = EncodingThreads(), Held()
         running = [asyncio.create_task(encoder.run(str(n), held.work(str(n)))) for n in range(THREADS)]
         await held.until_begun(THREADS)
         waiting = asyncio.create_task(encoder.run("p0.0", held.work("gone")))

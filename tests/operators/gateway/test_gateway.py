@@ -194,11 +194,13 @@ def test_a_template_that_rewrites_history_is_reported(asked: str, answer: str) -
         streamed = await client.post("/chat/completions", json={**turns_of, "stream": True})
         items = {"input": [question, said, AGAIN]}
         more = [await client.post("/responses", json={**items, "stream": each}) for each in (False, True)]
-        reported = [each.headers.get("laminar-template") for each in (first, second, streamed, *more)]
-        assert reported == [None, *["rewritten"] * 4]
-        episode = run.table.get(NAME)
-        assert episode is not None
-        assert len(episode.rewritten) == 1
+        transport = httpx2.ASGITransport(app=run.open().application())
+        async with httpx2.AsyncClient(transport=transport, base_url=client.base_url, headers=client.headers) as other:
+            again = await other.post("/chat/completions", json=turns_of)  # another process, which has not planned it
+        responses = (first, second, streamed, *more, again)
+        reported = [each.headers.get("laminar-template") for each in responses]
+        assert reported == [None, *["rewritten"] * 5]
+        assert [each.rewritten for each in turns(run)] == [False, True]
         assert run.recorded(turns(run)[1]) == f"U:{asked}$\nA:{answer}$\nU:again$\nA:"
 
     play(ScriptedRun(f"{answer}$", "ho$", tokenizer=ForgettingTokenizer()), scenario)
@@ -307,7 +309,7 @@ def test_request_that_is_too_large_for_the_log_blocks_nothing(monkeypatch: pytes
         body = json.dumps({"messages": [{**HELLO, "more": [1] * 700}]}, separators=(",", ":"))
         response = await client.post("/chat/completions", content=body)
         assert (response.status_code, len(body) < 2000) == (413, True)
-        assert "the request cannot be recorded: TurnRequest/2 of" in response.json()["error"]["message"]
+        assert "the request cannot be recorded: TurnRequest/3 of" in response.json()["error"]["message"]
         assert (await chat(client, HELLO))["choices"][0]["message"]["content"] == "hi"
         ended = await client.post("/episode/end", json={"answer": "a" * 2000})
         assert (ended.status_code, ended.json()["error"]["message"][:23]) == (413, "the request cannot be r")

@@ -40,7 +40,7 @@ def test_drawn_calls_are_parsed_and_results_are_rendered(name: str) -> None:
     assert "add" in form.tokenizer.decode(form.first_tokens([QUESTION, said, result], TOOLS))  # at another branch
 
 
-def test_calls_that_the_template_rejects_do_not_end_their_conversation() -> None:
+def test_calls_that_the_template_rejects_end_no_conversation() -> None:
     """The template renders only one call a message, but the recorded tokens are used: it need not render this one."""
     template, end, _ = WITH_TOOLS["llama3.1"]
     form = ConversationFormat(tokenizer(template, end, MARKS["llama3.1"]), plain=False)
