@@ -13,12 +13,14 @@ from typing import Any
 
 
 def talk(client: Any, task: dict[str, Any]) -> dict[str, Any]:
+    began = time.monotonic()
     aside = client.chat.completions.create(
         model="laminar", messages=[{"role": "user", "content": "aside"}], max_tokens=2
     )
+    longest_s = time.monotonic() - began
     assert aside.usage.completion_tokens <= 2
     messages = [{"role": "user", "content": task["text"]}]
-    drawn, longest_s, texts = 0, 0.0, []
+    drawn, texts = 0, []
     for _ in range(2):
         began = time.monotonic()
         response = client.chat.completions.create(model="laminar", messages=messages, max_tokens=6)
