@@ -108,8 +108,8 @@ _EARLIER |= {
     for kind in (records.EpisodeEnd, records.StageStatus, records.TurnRequest)
     for version in range(2, _VERSIONS[kind])
 }
-"""Earlier versions that are still read, with what they lack: `identify` adds it, empty. Those of EpisodeEnd, StageStatus
-and TurnRequest lack optional fields only."""
+"""Earlier versions that are still read, with what they lack: `identify` adds it, empty. Those of EpisodeEnd,
+StageStatus and TurnRequest lack optional fields only."""
 
 
 def as_version(value: bytes, headers: Headers, version: int) -> tuple[bytes, Headers]:
