@@ -201,8 +201,8 @@ def test_resume_changes_a_setting_of_the_roles_that_read_it(
     assert (folder / "model-80" / "config.json").exists()  # its model so far
     assert not (folder / "model").exists()
     os.kill(pids["rollout"], signal.SIGSTOP)  # it is slow to end
-    code, text, _ = laminar("resume", "--set", "rollout.step_timeout_s=99", "--timeout", "0")
-    assert (code, "still ending: rollout (`" in text) == (1, True), text
+    code, text, error = laminar("resume", "--accept-changes", "--set", "rollout.step_timeout_s=99", "--timeout", "0")
+    assert (code, "still ending: rollout-0 (`" in text) == (1, True), error
     os.kill(pids["rollout"], signal.SIGCONT)
 
 
