@@ -221,3 +221,13 @@ def test_run_on_a_killed_flink_cluster_passes_the_audit(run: ClusterRun) -> None
     found = run.reach(lambda: audit(run.client, RUN))
     assert found.passed, found
     assert found.trained >= run.config.experience.global_batch * STEPS
+
+
+def test_stop_of_a_submission_ends_its_job_on_the_cluster(run: ClusterRun) -> None:
+    respawner = run.submission.respawner()
+    assert respawner is not None
+    respawner.terminate()
+    run.until(lambda: run.submission.respawner() is None, "the end of the submission")
+    states = {each["status"] for each in run.flink.rest("/jobs")["jobs"]}
+    assert states <= {"CANCELED", "FAILED", "FINISHED"}, run.submission.log.read_text()[-3000:]
+    assert not run.flink.workers(), "they have committed their last outputs"
