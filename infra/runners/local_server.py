@@ -94,15 +94,15 @@ def wait_for_job_server(options: PipelineOptions) -> bool:
     if not endpoint or endpoint == _EMBEDDED:
         return True
     deadline = time.monotonic() + timeout_s
-    with grpc.insecure_channel(endpoint) as channel:
-        ready = grpc.channel_ready_future(channel)
-        while time.monotonic() < deadline and not STOPPING.is_set():
-            try:
-                ready.result(timeout=_POLL_S)
-                return True
-            except grpc.FutureTimeoutError:
-                continue
-        ready.cancel()
+    # Not closed here: a thread of grpc may still watch it, and would fail. It is closed when nothing uses it.
+    ready = grpc.channel_ready_future(grpc.insecure_channel(endpoint))
+    while time.monotonic() < deadline and not STOPPING.is_set():
+        try:
+            ready.result(timeout=_POLL_S)
+            return True
+        except grpc.FutureTimeoutError:
+            continue
+    ready.cancel()
     if STOPPING.is_set():
         return False
     raise NoJobServer(f"no job server responds at {endpoint} after {timeout_s:g} s: set --job_endpoint to its address")
