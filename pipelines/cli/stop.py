@@ -12,7 +12,7 @@ from infra.escaping import print_escaped
 from pipelines.cli.local_runs import to_json
 from pipelines.cli.options import JsonOption, RunOption, RunsFolder
 from pipelines.cli.resume import KAFKA_TIMEOUT_S
-from pipelines.inspect.run_files import AUDIT_FILE, CONFIG_FILE
+from pipelines.inspect.run_files import AUDIT_FILE, CONFIG_FILE, SUBMITTED
 from pipelines.inspect.run_folders import RUNS, RunFolder
 from pipelines.present.output import Report
 
@@ -69,7 +69,7 @@ def stop_command(
         text = f"run {found.run} ({what}) is still running after {timeout:g} s: see {found.folder}/logs"
     if stopped and (store := remove_unused_store(submitted)):
         text += f"; {store}"
-    trains = any(each.pipeline == "trainer" for each in submitted)
+    trains = any((found.folder / SUBMITTED).glob("trainer*.toml"))  # also those in the foreground, which have ended
     unaudited = trains and not found.supervised and not (found.folder / AUDIT_FILE).exists()
     passed, audited = _final_audit(found) if stopped and unaudited else (True, "")
     text += f"; {audited}" if audited else ""
