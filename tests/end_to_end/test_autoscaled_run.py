@@ -51,7 +51,7 @@ def test_run_follows_a_price_and_loses_nothing(
     run = LaminarRun(command_server, tmp_path / "run", config, run_id)
 
     def outcomes() -> list[ScalingOutcome]:
-        """Those of decisions that were carried out; others say that a process, which starts slowly, is asked for again."""
+        """Those of decisions that were carried out; others say that a process that starts slowly is asked for again."""
         found = list(written(client, run, SCALING, ScalingOutcome))
         assert all("it is asked again" in each.error for each in found if each.error)
         return [each for each in found if not each.error]
