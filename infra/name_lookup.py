@@ -7,13 +7,25 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 
 _MAX_LISTED = 8
 """Members of a user's module that an error lists."""
+
+
+class _Source(SourceFileLoader):
+    """Compiles the file at each import, and keeps no byte code.
+
+    Python's byte code is compared with its file by size and by the second of its change, so after a fast edit the old
+    function would run, as a traceback with the new lines.
+    """
+
+    def path_stats(self, path: str) -> NoReturn:
+        raise OSError("no byte code")  # see importlib.abc.SourceLoader
 
 
 def import_user_module(name: str) -> Any:
@@ -31,7 +43,7 @@ def import_user_module(name: str) -> Any:
             there = f"; for the file in this directory write {file}" if file.is_file() else "; or name a file, as my.py"
             raise ValueError(f"there is no module {error.name!r} in Python's path{there}") from None
     path = Path(name).expanduser().resolve()
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(path.stem, path, loader=_Source(path.stem, str(path)))
     if spec is None or spec.loader is None or not path.is_file():
         raise ValueError(f"there is no file {path}")
     if str(path.parent) not in sys.path:

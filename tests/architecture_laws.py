@@ -60,9 +60,12 @@ def violations(root: Path) -> list[str]:
     """Every breach of a law in the Python files under `root`, sorted."""
     found = []
     types: defaultdict[str, list[str]] = defaultdict(list)
+    tests: dict[str, str] = {}
     for folder in EVERYWHERE:
         for path in sorted((root / folder).rglob("*.py")):
             name = path.relative_to(root).as_posix()
+            if path.name.startswith("test_") and (first := tests.setdefault(path.stem, name)) != name:
+                found.append(f"{name}:1: has the file name of {first}, by which alone pytest imports either")
             source = path.read_text(encoding="utf-8")
             tree = ast.parse(source, name)
             lines = source.count("\n")

@@ -24,9 +24,16 @@ def test_a_name_of_two_types_is_seen(tmp_path: Path, defined: str) -> None:
     assert found == "pipelines/inspect/a.py:2: Turn is also in operators/a.py:1; a name has one meaning"
 
 
+def test_two_tests_with_one_file_name_are_seen(tmp_path: Path) -> None:
+    for path in ("tests/infra/test_a.py", "tests/infra/kafka/conftest.py", "tests/schemas/conftest.py"):
+        assert plant(tmp_path, path, "") == []
+    (found,) = plant(tmp_path, "tests/operators/test_a.py", "")
+    assert found.startswith("tests/operators/test_a.py:1: has the file name of tests/infra/test_a.py")
+
+
 def plant(root: Path, path: str, source: str) -> list[str]:
     file = root / path
-    file.parent.mkdir(parents=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(source)
     return violations(root)
 

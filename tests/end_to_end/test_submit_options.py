@@ -11,6 +11,7 @@ import grpc
 import pytest
 import tomli_w
 from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
+from fake_flink import fake_flink
 from laminar_runs import Command, CommandServer
 from small_runs import SMALL
 
@@ -83,14 +84,15 @@ def test_submit_passes_options_to_the_job_server(
     job_server: RefusingJobServer, command_server: CommandServer, file: Path, tmp_path: Path
 ) -> None:
     endpoint = f"--job_endpoint=127.0.0.1:{job_server.port}"
-    user_options = ("--flink_master=localhost:8081", "--checkpointing_interval=9000", endpoint)
-    command = Command(
-        command_server, tmp_path, "submit", "placement", str(file), "--runner", "flink", "--", *user_options
-    )
-    try:
-        assert command.wait(60) == 1
-    finally:
-        command.clean_up()
+    with fake_flink() as flink:
+        user_options = (f"--flink_master={flink.address}", "--checkpointing_interval=9000", endpoint)
+        command = Command(
+            command_server, tmp_path, "submit", "placement", str(file), "--runner", "flink", "--", *user_options
+        )
+        try:
+            assert command.wait(60) == 1
+        finally:
+            command.clean_up()
     assert REFUSAL in command.output().splitlines()[-1]
     (request,) = job_server.requests
     steps = {step.unique_name for step in request.pipeline.components.transforms.values()}
@@ -101,6 +103,6 @@ def test_submit_passes_options_to_the_job_server(
         "write inboxes, dead letters",
     } <= steps
     options = {name.split(":")[2]: value for name, value in request.pipeline_options.items()}
-    assert options["flink_master"] == "localhost:8081"
+    assert options["flink_master"] == flink.address
     assert options["checkpointing_interval"] == "9000"  # the user's value, not the default
     assert (options["max_bundle_size"], options["max_bundle_time_mills"], options["streaming"]) == ("100", "20", True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,3 +32,13 @@ def test_file_with_the_module_name_of_another_is_an_error(folders: tuple[Path, P
         import_user_module(str(second / "reward.py"))
     (second / "other.py").write_text("import json\n")
     assert import_user_module(str(second / "other.py")).json is sys.modules["json"]
+
+
+def test_file_changed_within_a_second_is_read_again(tmp_path: Path) -> None:
+    """With the same size and time, which is all that Python compares byte code with."""
+    reward = tmp_path / "reward.py"
+    for value in (1, 2):
+        reward.write_text(f"VALUE = {value}\n")
+        os.utime(reward, (1_700_000_000, 1_700_000_000))
+        assert value == import_user_module(str(reward)).VALUE
+    assert list(tmp_path.iterdir()) == [reward]
