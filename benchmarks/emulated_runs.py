@@ -125,9 +125,8 @@ def measure(
     steps = batches(metrics)
     if len(steps) < WARM_UP + 2:
         raise RunFailed(f"{len(steps)} optimizer steps are too few to measure: at least {WARM_UP + 2} are needed")
-    tokens = (
-        "tokens" if "tokens" in steps[-1].values else "batch/tokens"
-    )  # of the emulated trainer, and of the real one
+    # The emulated trainer's name, else the real one's.
+    tokens = "tokens" if "tokens" in steps[-1].values else "batch/tokens"
     begin, end = steps[WARM_UP - 1].at, steps[-1].at
     seconds = (end - begin) / 1000
     measured = steps[WARM_UP:]

@@ -239,6 +239,11 @@ class Config:
         return None if self.emulated or not self.model.path else vocabulary_size(self.model_folder())
 
     @property
+    def plain_agents(self) -> bool:
+        """Whether the gateway formats agents' messages without a chat template, even if the model has one."""
+        return self.gateway is not None and self.gateway.template == "plain"
+
+    @property
     def admitted(self) -> int:
         """The maximum number of outstanding training trajectories."""
         return self.placement.admitted(self.experience.global_batch, self.experience.max_staleness)

@@ -29,15 +29,16 @@ class HeldoutPrompts:
         from infra.models.checkpoint_folder import load_tokenizer  # deferred: imports torch
 
         tokenizer = load_tokenizer(self.config.model_folder())
-        context, gateway = self.config.context, self.config.gateway
-        plain_agents = gateway is not None and gateway.template == "plain"
+        context, plain = self.config.context, self.config.plain_agents
         rendered: list[Prompt] = []
         skipped = 0
         for number, (task, question) in enumerate(all_heldout_questions(prompts)):
             try:
-                what = (question, number, task, tokenizer, context)
-                prompt = render(*what, purpose="evaluation", samples=1, plain_agents=plain_agents)
-                rendered.append(prompt)
+                rendered.append(
+                    render(
+                        question, number, task, tokenizer, context, purpose="evaluation", samples=1, plain_agents=plain
+                    )
+                )
             except PromptTooLong as error:
                 skipped += 1
                 log.warning("a held-out question is skipped: %s", error)

@@ -31,8 +31,7 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
     levels = bool(prompts.curricula)
     lead = config.placement.lead(batch, samples, levels=levels)
     slack = config.placement.lead_slack(lead, levels=levels)
-    plain_agents = config.gateway is not None and config.gateway.template == "plain"
-    draw = DrawPrompts(prompts, source, model, config.context, lead, slack, plain_agents)
+    draw = DrawPrompts(prompts, source, model, config.context, lead, slack, config.plain_agents)
     (
         pipeline
         | "poll" >> ReadTopics(source)

@@ -227,8 +227,9 @@ class PromptFold(ShardFold):
             return [self._dead_letter(task, str(error), cursor, b"")]
         try:
             with phase("render prompts"):
-                what = (question, self._number, task.config, task.tokenizer, step.context)
-                prompt = render(*what, plain_agents=step.plain_agents)
+                prompt = render(
+                    question, self._number, task.config, task.tokenizer, step.context, plain_agents=step.plain_agents
+                )
         except ValueError as error:
             self._refused.add(_REFUSED + refusal_kind(error))
             task.refused += 1

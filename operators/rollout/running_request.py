@@ -179,7 +179,7 @@ def request_of(assignment: Assignment, kv: KV | None = None) -> Request:
 
 
 def known_response(assignment: Assignment) -> PartialResponse:
-    """What has been generated before `assignment`."""
+    """The part of the response that earlier owners of the trajectory generated; empty without one."""
     known = request_of(assignment).partial
     return PartialResponse(np.zeros(0, np.int32), np.zeros(0, np.float32)) if known is None else known
 

@@ -148,10 +148,14 @@ def check_memory(plan: MemoryPlan, available: int, where: str, ranks: int) -> No
     )
 
 
+class UnknownSize(ValueError):
+    """A model's config.json lacks a size, or has it under another name."""
+
+
 def shape_of(folder: Path) -> ModelShape:
     """The shape of the model in `folder`, from its config and the headers of its weight files.
 
-    Raises FileNotFoundError, ValueError for an invalid file, KeyError if the config lacks a size.
+    Raises FileNotFoundError, ValueError for an invalid file, UnknownSize.
     """
     config = json.loads((folder / "config.json").read_text("utf-8"))
     layers: dict[str, int] = defaultdict(int)
@@ -164,7 +168,10 @@ def shape_of(folder: Path) -> ModelShape:
     if not layers:
         raise ValueError(f"the weights in {folder} have no layers: no name has a number, as in model.layers.0")
     sizes = (sum(outside) + sum(layers.values()), max(layers.values()), max(outside), len(layers))
-    return ModelShape(*sizes, *_widths(config))
+    try:
+        return ModelShape(*sizes, *_widths(config))
+    except KeyError as error:
+        raise UnknownSize(f"the config.json of the model in {folder} has no {error}") from error
 
 
 def shape_of_config(config: Mapping[str, Any]) -> ModelShape:

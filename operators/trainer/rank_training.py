@@ -27,7 +27,7 @@ from operators.trainer.joint_actions import JointActions
 from operators.trainer.learner import Learner
 from operators.trainer.learner_contract import FullWeights, OpenLearner
 from operators.trainer.learner_state import LearnerState
-from operators.trainer.memory_plan import check_memory, plan_rank, shape_of
+from operators.trainer.memory_plan import UnknownSize, check_memory, plan_rank, shape_of
 from operators.trainer.persist import CheckpointError, persist
 from operators.trainer.rank_addresses import Addresses
 from operators.trainer.ranks import Ranks
@@ -369,8 +369,8 @@ def check_device_memory(folder: Path, config: TrainingConfig, device: str) -> No
     ranks = config.ranks
     try:
         plan = plan_rank(shape_of(folder), config)
-    except KeyError as error:
-        log.warning("the memory for the model in %s is not checked: its config.json has no %s", folder, error)
+    except UnknownSize as error:
+        log.warning("the memory for the model is not checked: %s", error)
         return
     if torch.device(device).type == "cuda":
         available = torch.cuda.mem_get_info(device)[0]

@@ -293,8 +293,6 @@ def _model_row(file: Path, model: Path | None, changes: list[str]) -> dict[str, 
     folder = config.model_folder() if model is None else model
     try:
         plan = plan_rank(shape_of(folder), config.trainer)
-    except KeyError as error:
-        raise typer.BadParameter(f"the config.json of the model in {folder} has no {error}") from error
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"the model in {folder}: {error}") from error
     return {"model": folder.name, "ranks": config.trainer.ranks, **_gigabytes(plan.parts)}

@@ -182,10 +182,7 @@ def host_memory(config: Config) -> HostMemory:
         return HostMemory()
     if folder is None:
         return HostMemory(_WITHOUT_MODEL)
-    try:
-        shape = shape_of(folder)
-    except KeyError as error:
-        raise ValueError(f"the config.json of the model in {folder} has no {error}") from error
+    shape = shape_of(folder)
     weights = shape.parameters * ELEMENT_BYTES[config.rollout.weights_dtype]
     stored = weights * (config.relay.keep_versions + 1)
     on_gpu = config.trainer.device.startswith("cuda")

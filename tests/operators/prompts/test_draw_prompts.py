@@ -94,7 +94,7 @@ class Prompts:
         return PromptFold(self._step, [task], backlog, restored.state, lambda: self.now)
 
     def outputs(self) -> list[Output]:
-        """What is written at the next poll of the backlog."""
+        """The outputs of the next poll of the backlog."""
         self.now += POLL_EVERY_S
         return list(self.shard.run())
 

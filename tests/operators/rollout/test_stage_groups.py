@@ -71,6 +71,13 @@ def test_leader_takes_the_kv_over_when_it_is_whole(
     assert_all_same(done | finish(leader), expected)
 
 
+def replace_first_member(made: list[Replica], version: Version) -> None:
+    """Have the leader form group g-2, with replica 3 in the place of replica 1."""
+    stages = [made[0].stage(0, 2), made[3].stage(2, 4), made[2].stage(4, 5)]
+    lead(made[0], group(version, stages, "g-2"))
+    assert made[0].staging.status(0).group == "g-2"
+
+
 def test_lost_member_costs_only_the_kv_of_its_stage(
     replicas: Replicas, version: Version, expected: dict[str, Completion], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,9 +95,7 @@ def test_lost_member_costs_only_the_kv_of_its_stage(
         original(self, blocks, layers)  # type: ignore[arg-type]
 
     monkeypatch.setattr(StagedRunner, "prefill", record)
-    stages = [leader.stage(0, 2), made[3].stage(2, 4), made[2].stage(4, 5)]
-    lead(leader, group(version, stages, "g-2"))
-    assert leader.staging.status(0).group == "g-2"
+    replace_first_member(made, version)
     rebuilt = {frozenset(layers) for layers in computed}
     assert rebuilt
     assert rebuilt <= {frozenset({2, 3}), frozenset(range(LAYERS))}  # all layers: rows just admitted
@@ -105,11 +110,9 @@ def test_member_that_is_replaced_hands_its_kv_over(
     leader = made[0]
     submit(leader, mixed(18))
     done = finish(leader, 4)
-    stages = [leader.stage(0, 2), made[3].stage(2, 4), made[2].stage(4, 5)]
     with monkeypatch.context() as patched:
         patched.setattr(StagedRunner, "prefill", lambda *args: pytest.fail("KV was computed again"))
-        lead(leader, group(version, stages, "g-2"))
-    assert leader.staging.status(0).group == "g-2"
+        replace_first_member(made, version)
     made[1].die()
     assert_all_same(done | finish(leader), expected)
 
