@@ -28,7 +28,7 @@ from rich.table import Table
 
 from benchmarks.expected_lengths import length_prior, longest_first
 from benchmarks.repack import EXAMPLE, changes
-from benchmarks.repack_bound import END, REPACK_S, TICK_S, Cluster, SimulatedReplica, Simulation, no_moves, repack
+from benchmarks.repack_bound import END, REPACK_S, Cluster, SimulatedReplica, Simulation, no_moves, repack
 from operators.placement import place_trajectories
 from operators.placement.waiting_work import WaitingWork
 from operators.placement.work_table import Work
@@ -94,21 +94,13 @@ class OrderedSimulation(Simulation):
 
     def makespan(self, place: Callable[[Simulation], None]) -> float:
         """Simulate until all has finished; emulated seconds."""
-        placed = 0.0
         while self.finished < self.total:
-            self.now += TICK_S
-            for replica in self.replicas:
-                self._step(replica)
-            if self.now - placed >= REPACK_S:
-                placed = self.now
-                place(self)
-                for replica in self.replicas:
-                    replica.kv_before = replica.engine.status().kv_used
-            for index, replica in enumerate(self.replicas):
-                if not replica.requests and self.left and self.now >= 20.0 * index:
-                    self._begin(replica)
-            self._measure()
+            self._tick(place, REPACK_S)
         return self.now
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.left)
 
     def rate(self) -> float:
         """Emulated tokens per second until the last batch began: without the last drain."""

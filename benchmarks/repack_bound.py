@@ -93,6 +93,7 @@ class Simulation:
 
     def __init__(self, cluster: Cluster, free: bool) -> None:
         self.cluster, self.now = cluster, 0.0
+        self._placed = 0.0
         self._next = self.finished = self.moved = 0
         self.lengths = LengthStatistics()
         self._latencies: list[tuple[float, float]] = []
@@ -102,25 +103,17 @@ class Simulation:
 
     def run(self, seconds: float, place: Callable[[Simulation], None], every_s: float) -> Figures:
         """Simulate `seconds`, calling `place` every `every_s` seconds."""
-        for index, replica in enumerate(
-            self.replicas
-        ):  # different versions: in a steady state replicas start at different times
+        # Different versions: in a steady state replicas start at different times.
+        for index, replica in enumerate(self.replicas):
             replica.version = -2 - index
-        placed = 0.0
         while self.now < seconds:
-            self.now += TICK_S
-            for replica in self.replicas:
-                self._step(replica)
-            if self.now - placed >= every_s:
-                placed = self.now
-                place(self)
-                for replica in self.replicas:
-                    replica.kv_before = replica.engine.status().kv_used
-            for index, replica in enumerate(self.replicas):
-                if not replica.requests and self.now >= 20.0 * index:
-                    self._begin(replica)
-            self._measure()
+            self._tick(place, every_s)
         return self._figures(seconds / 2)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a replica that has nothing to do can take another batch."""
+        return True
 
     def move(self, source: SimulatedReplica, names: list[str], destination: SimulatedReplica) -> None:
         """Move the requests `names` with their tokens, shortest first."""
@@ -131,6 +124,20 @@ class Simulation:
             destination.engine.submit(resumed)
             destination.requests[name] = request, began
             self.moved += 1
+
+    def _tick(self, place: Callable[[Simulation], None], every_s: float) -> None:
+        self.now += TICK_S
+        for replica in self.replicas:
+            self._step(replica)
+        if self.now - self._placed >= every_s:
+            self._placed = self.now
+            place(self)
+            for replica in self.replicas:
+                replica.kv_before = replica.engine.status().kv_used
+        for index, replica in enumerate(self.replicas):
+            if not replica.requests and self.has_work and self.now >= 20.0 * index:
+                self._begin(replica)
+        self._measure()
 
     def _engine(self, free: bool) -> EmulatedEngine:
         cluster, stride = self.cluster, self.cluster.stride

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from relays_here import chain_over, configure, elements_of, machines, manifest_of, specs, store_version, until, weights
+from relays_here import (
+    Machine,
+    chain_over,
+    configure,
+    elements_of,
+    machines,
+    manifest_of,
+    specs,
+    store_version,
+    until,
+    weights,
+)
 
 from infra.store.errors import StoreBusy
 from infra.store.publisher import Publisher
@@ -14,23 +27,29 @@ from infra.store.weight_store import WeightStore
 from infra.transport.weight_pusher import WeightPusher
 from schemas.records import PolicyVersion, WeightVersion
 
+ARRAY = {"w": np.arange(8, dtype=np.uint16)}
 HOW = {"step": 1, "batch_offsets": (), "trajectories_trained": 0}
 
 
-def test_publisher_waits_while_the_relay_writes() -> None:
-    data = weights(1)
+@contextmanager
+def publisher_while_the_relay_writes() -> Iterator[tuple[Publisher, Machine, list[WeightVersion]]]:
+    """A publisher on the machine to which version 1.1 is arriving, that machine, and the manifests it publishes."""
+    data, manifests = weights(1), list[WeightVersion]()
     manifest = manifest_of("1.1", data)
-    manifests: list[WeightVersion] = []
     with machines(2, rate=2e6) as relays:
         store_version(relays[0].store, manifest, data)
         configure(relays, manifest)
         until(relays[1].node.arriving)
         with WeightStore(relays[1].store.root) as trainer_store:
-            publisher = Publisher(trainer_store, manifests.append, specs(8))
-            publisher.publish({"w": np.arange(8, dtype=np.uint16)}, PolicyVersion(2, 1), batches=(1,), **HOW)
-            publisher.close()
-        assert relays[1].has("1.1")
-        assert relays[1].has("2.1")
+            yield Publisher(trainer_store, manifests.append, specs(8)), relays[1], manifests
+
+
+def test_publisher_waits_while_the_relay_writes() -> None:
+    with publisher_while_the_relay_writes() as (publisher, machine, _):
+        publisher.publish(ARRAY, PolicyVersion(2, 1), batches=(1,), **HOW)
+        publisher.close()
+        assert machine.has("1.1")
+        assert machine.has("2.1")
 
 
 def test_publisher_restores_a_version_that_no_relay_has() -> None:
@@ -48,33 +67,22 @@ def test_publisher_restores_a_version_that_no_relay_has() -> None:
         assert relays[1].bytes_of("1.1") == data.tobytes()
 
 
-def test_publish_raises_while_the_relay_writes_then_succeeds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_publish_raises_while_the_relay_writes_then_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infra.store.publisher.WRITER_WAIT_S", 0.0)
-    data = weights(1)
-    manifest = manifest_of("1.1", data)
-    array = {"w": np.arange(8, dtype=np.uint16)}
-    manifests: list[WeightVersion] = []
-    with machines(2, rate=2e6) as relays:
-        store_version(relays[0].store, manifest, data)
-        configure(relays, manifest)
-        until(relays[1].node.arriving)
-        with WeightStore(relays[1].store.root) as trainer_store:
-            publisher = Publisher(trainer_store, manifests.append, specs(8))
-            with pytest.raises(StoreBusy):
-                publisher.publish(array, PolicyVersion(2, 1), batches=(1,), **HOW)
-            until(lambda: relays[1].has("1.1"))
-            until(lambda: _published(publisher, array))
-            publisher.close()
-        assert relays[1].has("2.1")
+    with publisher_while_the_relay_writes() as (publisher, machine, manifests):
+        with pytest.raises(StoreBusy):
+            publisher.publish(ARRAY, PolicyVersion(2, 1), batches=(1,), **HOW)
+        until(lambda: machine.has("1.1"))
+        until(lambda: _published(publisher))
+        publisher.close()
+        assert machine.has("2.1")
     (manifest_of_second,) = manifests
     assert manifest_of_second.batches == (1, 2)  # the batches of the first attempt included
 
 
-def _published(publisher: Publisher, array: dict[str, np.ndarray]) -> bool:
+def _published(publisher: Publisher) -> bool:
     try:
-        return publisher.publish(array, PolicyVersion(2, 1), batches=(2,), **HOW)
+        return publisher.publish(ARRAY, PolicyVersion(2, 1), batches=(2,), **HOW)
     except StoreBusy:  # the relay has the version and is about to release the store
         return False
 
