@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -40,8 +40,8 @@ def replicas(tmp_path: Path) -> Iterator[Replicas]:
 
     made: list[Replica] = []
 
-    def make(count: int) -> list[Replica]:
-        made.extend(Replica(index, tmp_path) for index in range(count))
+    def make(count: int, **arguments: Any) -> list[Replica]:
+        made.extend(Replica(index, tmp_path, **arguments) for index in range(count))
         return made
 
     yield make

@@ -24,6 +24,7 @@ from infra.store.weight_store import WeightStore
 from infra.transport.connection import interrupt
 from infra.transport.endpoint import Endpoint
 from infra.transport.kv_transfer import KVTransfers
+from infra.transport.tls import Tls
 from operators.rollout.engine import Completion, Request
 from operators.rollout.staged.member import StageMember
 from operators.rollout.staged.replica_staging import ReplicaStaging
@@ -83,9 +84,9 @@ class Version:
 class Replica:
     """A replica without weights; `arrive` puts a part of a version into its store, `whole` all of it."""
 
-    def __init__(self, index: int, root: Path, slots: int = 16) -> None:
+    def __init__(self, index: int, root: Path, slots: int = 16, tls: Tls | None = None) -> None:
         self.store = WeightStore(root / f"store-{index}")
-        self.transfers = KVTransfers("run", Endpoint(token="a-token-of-the-tests"), 1 << 26)
+        self.transfers = KVTransfers("run", Endpoint(token="a-token-of-the-tests", tls=tls), 1 << 26)
         self.engine = TransformersEngine(model(seed=100 + index), slots=slots)
         self.index = index
         member = StageMember(index, 1, self.engine, self.store.root)
@@ -150,8 +151,8 @@ class Network:
             each.close()
 
 
-Replicas = Callable[[int], list[Replica]]
-"""Makes so many replicas, numbered from 0."""
+Replicas = Callable[..., list[Replica]]
+"""Makes so many replicas, numbered from 0, with these arguments."""
 
 
 def group(version: Version, stages: Sequence[Stage], name: str = "g-1") -> StageGroup:

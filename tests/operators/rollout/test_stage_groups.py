@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,11 @@ from staged_replicas import (
 from tiny_engines import mixed
 
 from infra import machine
+from infra.certificates import write_relay_files
 from infra.store.weight_store import WeightStore
 from infra.transport.endpoint import Endpoint
 from infra.transport.relay_node import RelayNode
+from infra.transport.tls import Tls
 from operators.relay.relay import StatusMaker
 from operators.rollout.engine import KV, Completion
 from operators.rollout.kv_slots import KVSlots
@@ -52,6 +55,20 @@ def test_group_generates_the_tokens_of_a_whole_engine(
     ]
     submit(made[0], mixed(18))
     assert_all_same(finish(made[0]), expected)
+
+
+def test_stages_over_tls_give_the_tokens_of_a_whole_engine(
+    replicas: Replicas, version: Version, expected: dict[str, Completion], tmp_path: Path
+) -> None:
+    """Also when another member takes the KV of a stage over."""
+    write_relay_files(tmp_path)
+    tls = Tls(str(tmp_path / "relay.pem"), str(tmp_path / "ca.pem"))
+    made = three_stages(partial(replicas, tls=tls), version)
+    submit(made[0], mixed(18))
+    done = finish(made[0], 4)
+    replace_first_member(made, version)
+    made[1].die()
+    assert_all_same(done | finish(made[0]), expected)
 
 
 def test_leader_takes_the_kv_over_when_it_is_whole(
@@ -330,13 +347,13 @@ def test_hand_over_from_a_group_takes_the_kv_along(
     done = finish(leader, 4)
     running = [name for name in requests if leader.engine.generated({name: 0}).get(name) and name not in done][:5]
     monkeypatch.setattr(other.engine._own_runner, "prefill", lambda *args: pytest.fail("KV was computed again"))
-    for name, partial in leader.engine.release(running, with_kv=True).items():
-        assert partial.kv is not None
-        assert partial.kv.parts
-        manifest = leader.transfers.offer(version.version, partial.kv.tokens, partial.kv.data, parts=True)
+    for name, released in leader.engine.release(running, with_kv=True).items():
+        assert released.kv is not None
+        assert released.kv.parts
+        manifest = leader.transfers.offer(version.version, released.kv.tokens, released.kv.data, parts=True)
         assert manifest is not None
         data = other.transfers.fetch(manifest).result(timeout=10)
-        continued = replace(partial, kv=KV(partial.kv.tokens, data))
+        continued = replace(released, kv=KV(released.kv.tokens, data))
         other.engine.submit(replace(requests[name], partial=continued))
     moved = finish(other)
     assert moved.keys() == set(running)
