@@ -11,6 +11,7 @@ import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import fn_runner
+from unrun_pipelines import unrun_pipeline
 
 from operators.io.read_branches import ReadBranches
 from pipelines.branches import build_branches, shards_of
@@ -66,8 +67,7 @@ def compact(tmp_path: Path) -> tuple[Config, dict[str, partial[None]]]:
 
 def test_branches_keep_the_shards_of_their_roles(compact: tuple[Config, dict[str, partial[None]]]) -> None:
     _, builds = compact
-    pipeline = beam.Pipeline(runner="FnApiRunner")
-    shutil.rmtree(pipeline.local_tempdir)  # Beam removes it in `run` only
+    pipeline = unrun_pipeline()
     build_branches(pipeline, builds)
     reading = pipeline.transforms_stack[0].parts[0].transform
     assert isinstance(reading, ReadBranches)

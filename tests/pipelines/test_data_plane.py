@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 
 import apache_beam as beam
 import pytest
-from apache_beam.options.pipeline_options import PipelineOptions
+from unrun_pipelines import unrun_pipeline
 
 from infra.runners import run
 from infra.runners.flink_slots import default_key_groups, subtask_of
@@ -34,8 +33,7 @@ def config_of(shards: int, emulated: bool = True) -> Config:
 
 def built(config: Config, name: str, runner: RunnerName, *options: str) -> beam.Pipeline:
     """The graph of what `laminar submit` runs, not run."""
-    pipeline = beam.Pipeline(options=PipelineOptions([f"--runner={runner}", *options]))
-    shutil.rmtree(pipeline.local_tempdir, ignore_errors=True)
+    pipeline = unrun_pipeline(f"--runner={runner}", *options)
     process = submitted_process(config, name, 0 if name == DATA_PLANE else ALL_SHARDS)
     graph_of(config, process, "embedded" if runner == "FnApiRunner" else "flink")(pipeline)  # type: ignore[comparison-overlap]
     return pipeline

@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import apache_beam as beam
 import pytest
+from unrun_pipelines import unrun_pipeline
 
 from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
@@ -54,7 +54,7 @@ def test_prompts_of_agents_stop_where_turns_end(
     settings = config(copied, 200, gateway={"template": template}, environment="agent")
     (prompt, *_) = HeldoutPrompts(settings)()
     assert prompt.sampling.stop_token_ids == ((1, 0) if template == "auto" else (1,))
-    prompts_role.build(beam.Pipeline(), settings)
+    prompts_role.build(unrun_pipeline(), settings)
     assert drawn[0].plain_agents == (template == "plain")
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import apache_beam as beam
 import pytest
+from unrun_pipelines import unrun_pipeline
 
 from operators.io.config import ShardConfig
 from operators.io.read_topics import ReadTopics
@@ -45,8 +44,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 
 def shards_of(config: Config, role: str) -> Iterator[ShardConfig]:
-    pipeline = beam.Pipeline(runner="FnApiRunner")
-    shutil.rmtree(pipeline.local_tempdir)  # Beam removes it in `run` only
+    pipeline = unrun_pipeline()
     importlib.import_module(f"pipelines.{role}").build(pipeline, config=config)
     for part in pipeline.transforms_stack[0].parts:
         if isinstance(part.transform, ReadTopics):

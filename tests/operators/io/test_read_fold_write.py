@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import apache_beam as beam
 import pytest
 from apache_beam.io.restriction_trackers import OffsetRange
 from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
-from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRestrictionTracker
 from apache_beam.transforms.window import TimestampedValue
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from shuffling_pipeline import OUTPUT, SOURCE, Shuffle, Shuffler, build, shard
+from unrun_pipelines import unrun_pipeline
 
 from infra.kafka.admin import TopicSpec, admin_client, committed_offsets, create_topics
 from infra.kafka.broker import Broker
@@ -285,12 +283,10 @@ def test_pipeline_stops_and_runs_again_in_the_same_process(
         assert (note.start, list(note.offsets.values())) == (start, [committed.offset])
 
 
-@pytest.mark.parametrize(("options", "seconds"), [(["--runner=FnApiRunner"], 600.0), (["--runner=PrismRunner"], 5.0)])
-def test_slice_length_depends_on_the_runner(config: ShardConfig, options: list[str], seconds: float) -> None:
-    pipeline = beam.Pipeline(options=PipelineOptions(options))
-    polled = pipeline | ReadTopics(config)
+@pytest.mark.parametrize(("option", "seconds"), [("--runner=FnApiRunner", 600.0), ("--runner=PrismRunner", 5.0)])
+def test_slice_length_depends_on_the_runner(config: ShardConfig, option: str, seconds: float) -> None:
+    polled = unrun_pipeline(option) | ReadTopics(config)
     assert polled.producer.transform.fn._slice_s == seconds
-    shutil.rmtree(pipeline.local_tempdir)  # Beam removes it in `run` only
 
 
 def test_pipeline_fails_if_its_log_was_truncated(config: ShardConfig) -> None:

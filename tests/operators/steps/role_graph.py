@@ -8,6 +8,7 @@ from typing import Any
 
 import apache_beam as beam
 from apache_beam.testing.test_pipeline import TestPipeline
+from unrun_pipelines import unrun_pipeline
 
 from operators.io.elements import Checkpoint, Emission, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.fold_records import FoldRecords, close_folds
@@ -41,7 +42,7 @@ class RoleGraph:
     """The transforms of a pipeline, by name."""
 
     def __init__(self, build: Callable[[beam.Pipeline], None]) -> None:
-        pipeline = beam.Pipeline(runner="FnApiRunner")
+        pipeline = unrun_pipeline()
         build(pipeline)
         parts = pipeline.transforms_stack[0].parts
         self.transforms: dict[str, Any] = {part.full_label: part.transform for part in parts}
