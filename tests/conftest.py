@@ -19,6 +19,7 @@ from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.runners.options import RunnerName
 from infra.runners.prism import find_prism
 from infra.sandbox.run import SandboxUnavailable, run_python
+from infra.sandbox.zygotes import ZYGOTES
 
 _run_numbers = itertools.count(1)
 # A background job or `nohup` ignores signals, and so would every process that a test starts and stops by one.
@@ -70,6 +71,12 @@ def pytest_configure(config: pytest.Config) -> None:
     for module in (r"kafka\.protocol\.schemas\.load_json", r"importlib\.resources\._legacy"):
         for function in ("read_text", "open_text"):
             config.addinivalue_line("filterwarnings", f"ignore:{function} is deprecated:DeprecationWarning:{module}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_zygote_is_left() -> Iterator[None]:
+    yield
+    ZYGOTES.close()
 
 
 @pytest.fixture(scope="session")

@@ -103,6 +103,13 @@ class Zygotes:
             for isolation in [isolation for isolation, zygote in self._running.items() if zygote is dead]:
                 self._running.pop(isolation).close()
 
+    def close(self) -> None:
+        """Kill the zygotes of this process and all their programs; the next `get` starts one again."""
+        with self._lock:
+            mine, self._running = self._running if self._owner == os.getpid() else {}, {}
+        for zygote in mine.values():
+            zygote.close()
+
 
 def _strongest_zygote() -> Zygote:
     try:
