@@ -33,10 +33,10 @@ def parse_properties(text: str) -> dict[str, str]:
 
 
 def expand_references(value: str, environment: Mapping[str, str] | None = None) -> str:
-    """Return a value with `${env:NAME}` and `${file:path}` expanded.
+    """Return a value with `${env:NAME}`, `${file:path}` and `${file:path:key}` (of a properties file) expanded.
 
     The final line break of a file is removed. Raises ValueError, which never shows the value, if a variable is not set,
-    a file cannot be read, or the kind of reference is unknown.
+    a file cannot be read or lacks the key, or the kind of reference is unknown.
     """
     variables = os.environ if environment is None else environment
 
@@ -47,13 +47,23 @@ def expand_references(value: str, environment: Mapping[str, str] | None = None) 
                 raise ValueError(f"{match[0]}: the environment variable {name} is not set")
             return variables[name]
         if source == "file":
+            path, _, key = name.rpartition(":")
             try:
+                if path and not Path(name).exists():
+                    return parse_properties(Path(path).read_text("utf-8"))[key]
                 return Path(name).read_text().rstrip("\r\n")
             except OSError as error:
                 raise ValueError(f"{match[0]}: {error.strerror}") from error
-        raise ValueError(f"{match[0]}: only ${{env:NAME}} and ${{file:path}} are supported")
+            except KeyError as error:
+                raise ValueError(f"{match[0]}: {path} has no {key}") from error
+        raise ValueError(f"{match[0]}: only ${{env:NAME}}, ${{file:path}} and ${{file:path:key}} are supported")
 
     return _REFERENCE.sub(replacement, value)
+
+
+def has_reference(value: str) -> bool:
+    """Whether a reference is in a value, as for the password in a `sasl.jaas.config`."""
+    return _REFERENCE.search(value) is not None
 
 
 def is_reference(value: str) -> bool:

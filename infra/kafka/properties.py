@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from infra.kafka.client_patches import patch_clients
-from infra.kafka.java_properties import expand_references, is_reference, parse_properties
+from infra.kafka.java_properties import expand_references, has_reference, is_reference, parse_properties
 from infra.name_lookup import suggest_name
 
 CONSUMER, PRODUCER, ADMIN = "consumer", "producer", "admin"
@@ -163,10 +163,13 @@ class ClientProperties:
     def from_file(cls, path: Path, **more: str) -> ClientProperties:
         """Return the properties in a Java `client.properties`; `more` overrides the file (dots as underscores).
 
-        Raises ValueError with the file's name if it is invalid, OSError if it cannot be read.
+        A password in the file itself becomes a reference to its entry, because pipelines are serialized. Raises ValueError with the file's name if it is invalid, OSError if it cannot be read.
         """
         try:
             entries = parse_properties(path.read_text(encoding="utf-8"))
+            for name, value in entries.items():
+                if _SECRET.search(name) and not has_reference(value):
+                    entries[name] = f"${{file:{path.absolute()}:{name}}}"
             return cls(entries | {name.replace("_", "."): value for name, value in more.items()})
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error

@@ -170,3 +170,22 @@ def test_properties_do_not_expand_references_early(monkeypatch: pytest.MonkeyPat
         "sasl.jaas.config": "${env:JAAS}",
         "client.id": "me",
     }
+
+
+def test_properties_of_a_file_hold_no_password(tmp_path: Path) -> None:
+    """They travel with each serialized pipeline; where that runs, the file is read again."""
+    file = tmp_path / "client.properties"
+    login = f'sasl.jaas.config={PLAIN} required username="u" \\\n  password="{{}}";\n'
+    head = "bootstrap.servers=a:1\nsecurity.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\n"
+    file.write_text(head + login.format("hush"))
+    properties = ClientProperties.from_file(file)
+    assert b"hush" not in pickle.dumps(properties)
+    assert properties.admin()["sasl_plain_password"] == "hush"
+    file.write_text(head + login.format("changed"))
+    assert pickle.loads(pickle.dumps(properties)).admin()["sasl_plain_password"] == "changed"
+    file.write_text(head)
+    with pytest.raises(ValueError, match=r"client\.properties has no sasl\.jaas\.config"):
+        properties.admin()
+    file.unlink()
+    with pytest.raises(ValueError, match=r"client\.properties:sasl\.jaas\.config\}: No such file"):
+        properties.admin()

@@ -39,6 +39,8 @@ def test_expand_references_reads_variables_and_files(tmp_path: Path) -> None:
     (tmp_path / "password").write_text("p=$w\n")
     value = f"${{env:USER_NAME}} and ${{file:{tmp_path / 'password'}}}, ${{plain"
     assert expand_references(value, {"USER_NAME": "alice"}) == "alice and p=$w, ${plain"
+    (tmp_path / "login.properties").write_text("# a login\na.b = x\\\n  y\n")
+    assert expand_references(f"<${{file:{tmp_path}/login.properties:a.b}}>", {}) == "<xy>"
 
 
 def test_expand_references_is_not_recursive() -> None:
@@ -50,7 +52,8 @@ def test_expand_references_is_not_recursive() -> None:
     [
         ("secret ${env:NOT_THERE}", "NOT_THERE is not set"),
         ("secret ${file:/not/there}", "/not/there.*No such file"),
-        ("secret ${vault:x}", r"only \$\{env:NAME\} and \$\{file:path\}"),
+        ("secret ${file:/dev/null:a.b}", "/dev/null has no a.b"),
+        ("secret ${vault:x}", r"only \$\{env:NAME\}, \$\{file:path\} and \$\{file:path:key\}"),
     ],
 )
 def test_expand_references_error_hides_the_value(value: str, message: str) -> None:
