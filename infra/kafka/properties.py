@@ -163,7 +163,8 @@ class ClientProperties:
     def from_file(cls, path: Path, **more: str) -> ClientProperties:
         """Return the properties in a Java `client.properties`; `more` overrides the file (dots as underscores).
 
-        A password in the file itself becomes a reference to its entry, because pipelines are serialized. Raises ValueError with the file's name if it is invalid, OSError if it cannot be read.
+        A password in the file itself becomes a reference to its entry, because pipelines are serialized. Raises
+        ValueError with the file's name if it is invalid, OSError if it cannot be read.
         """
         try:
             entries = parse_properties(path.read_text(encoding="utf-8"))

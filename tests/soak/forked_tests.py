@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,16 +44,21 @@ class Cover:
 
 
 class ForkedTests:
-    """A pytest plugin: `main(tests)` runs instead of the collected tests, in this process."""
+    """A pytest plugin: `main(tests)` runs instead of the collected tests, in this process.
 
-    def __init__(self, main: Callable[[ForkedTests], int]) -> None:
-        self._main, self.code = main, 1
-        self._items: dict[str, pytest.Item] = {}
+    Tests of a file that use its fixture in `together`, which computes for all of them, run together in one fork and
+    have one name, `FILE::FIXTURE`.
+    """
+
+    def __init__(self, main: Callable[[ForkedTests], int], together: Mapping[str, str]) -> None:
+        self._main, self._together, self.code = main, together, 1
+        self._items: dict[str, list[pytest.Item]] = {}
         self._failed = ""
         self._report: Callable[[str], None] = lambda name: None
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        self._items = {item.nodeid: item for item in session.items}
+        for item in session.items:
+            self._items.setdefault(self._name_of(item), []).append(item)
         session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # one for all forks
         self.code = self._main(self)
         return True
@@ -67,8 +72,19 @@ class ForkedTests:
         """The names of all collected tests."""
         return list(self._items)
 
+    @property
+    def members(self) -> dict[str, list[str]]:
+        """Pytest's names of the tests that have one name here."""
+        return {name: [item.nodeid for item in items] for name, items in self._items.items()}
+
+    def _name_of(self, item: pytest.Item) -> str:
+        fixture = self._together.get(item.path.name)
+        is_one_of_them = isinstance(item, pytest.Function) and fixture in item.fixturenames
+        return f"{item.nodeid.partition('::')[0]}::{fixture}" if is_one_of_them else item.nodeid
+
     def first_failure(self, limits: dict[str, float], prepare: Callable[[], None]) -> str:
-        """Run `prepare`, then the tests of `limits` in order until one fails, in a fork; its name, "-" if all pass.
+        """Run `prepare`, then the tests of `limits` in order until one fails, in a fork; pytest's name of it, "-" if
+        all pass.
 
         A test that takes longer than its limit, in seconds, has failed: `time-out: ` and its name.
         """
@@ -101,9 +117,11 @@ class ForkedTests:
         return None if found is None else Cover(*found)
 
     def _run(self, names: Sequence[str]) -> str:
-        items = [self._items[name] for name in names]
-        for item, following in zip(items, [*items[1:], None], strict=True):
-            self._report(item.nodeid)
+        items = [(name, item) for name in names for item in self._items[name]]
+        running = ""
+        for (name, item), (_, following) in zip(items, [*items[1:], ("", None)], strict=True):
+            if name != running:
+                self._report(running := name)
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if self._failed:
                 break

@@ -76,6 +76,12 @@ TESTS = (
     *("update_against_oracle", "learner", "temperature", "lora", "bfloat16", "model_families", "trainer_checkpoint"),
     *("mismatch", "nonfinite_gradients", "presets", "context_parallel", "published_names", "learner_contract", "ranks"),
 )
+TOGETHER = {
+    "test_update_against_oracle.py": "of_two_ranks",
+    "test_ranks.py": "folder",
+    "test_nonfinite_gradients.py": "ranks",
+}
+"""Fixtures that start ranks once for many tests of a file."""
 RESULTS = Path(__file__).with_name("mutation_results.json")
 SURVIVORS = Path(__file__).with_name("survivors.json")
 START_S = 120.0
@@ -123,7 +129,7 @@ def main(arguments: list[str]) -> int:
     for name in [name for name in sys.modules if name.split(".")[0] in {"operators", "schemas", "infra", "pipelines"}]:
         del sys.modules[name]
     sys.path[:] = [str(tree), *(path for path in sys.path if path != str(REPOSITORY))]
-    tests = ForkedTests(functools.partial(try_mutants, tree, options))
+    tests = ForkedTests(functools.partial(try_mutants, tree, options), TOGETHER)
     settings = ["-s", "-m", "not soak", "-p", "no:cacheprovider", f"--basetemp={folder / 'tmp'}", "-W", IMPORTED_BEFORE]
     pytest.main([*settings, *files], plugins=[tests])
     return tests.code
@@ -139,6 +145,7 @@ def try_mutants(tree: Path, options: argparse.Namespace, tests: ForkedTests) -> 
     if covers is None:
         return 1
     results = read_results(RESULTS)
+    names = {member: name for name, members in tests.members.items() for member in members}
     for module in options.only:
         for key, mutant in mutants_of(module, (trainer / f"{module}.py").read_text()).items():
             if int(key, 16) % options.jobs != options.worker:
@@ -146,9 +153,10 @@ def try_mutants(tree: Path, options: argparse.Namespace, tests: ForkedTests) -> 
             before = results.get(key)
             if before is None or (options.confirm and before["tested"] != tested):
                 began = time.monotonic()
-                kills = Counter(killer_of(each) for each in results.values() if each["module"] == module)
+                failures = (killer_of(each) for each in results.values() if each["module"] == module)
+                kills = Counter(names.get(failure, failure) for failure in failures)
                 chosen = within(options.budget, candidates(mutant, module, covers, kills), covers)
-                killer = killer_of(before) if before else ""
+                killer = names.get(killer_of(before), killer_of(before)) if before else ""
                 failed = first_failure(tests, trainer, module, mutant, [killer], covers) if killer in covers else "-"
                 if failed == "-":
                     failed = first_failure(tests, trainer, module, mutant, chosen, covers)
@@ -196,7 +204,7 @@ def mutants_of(module: str, source: str) -> dict[str, Mutant]:
 
 
 def killer_of(result: dict[str, str]) -> str:
-    """The test that failed; other text without one."""
+    """The test that failed, by pytest's name; other text without one."""
     return result["failed"].removeprefix(TIME_OUT)
 
 
@@ -231,7 +239,7 @@ def first_failure(
     limits = {name: covers[name].limit_s for name in names}
     failed = tests.first_failure(limits, functools.partial(swap_code, loaded, mutant.source))
     if (failed == "-" and not mutant.function) or failed.startswith("import: "):
-        failed = fresh_failure(module, limits)
+        failed = fresh_failure(module, {each: limits[name] for name in names for each in tests.members[name]})
     path.write_text(source)
     temporary = trainer.parents[2] / "tmp"
     shutil.rmtree(temporary, ignore_errors=True)

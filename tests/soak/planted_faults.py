@@ -42,7 +42,7 @@ def run_named_tests(folder: Path, tests: ForkedTests) -> int:
 
 def main(folder: Path) -> int:
     """Collect the named tests, without the common fixtures, which import Beam, and run them."""
-    tests = ForkedTests(functools.partial(run_named_tests, folder))
+    tests = ForkedTests(functools.partial(run_named_tests, folder), {})
     ignored = ["-W", IMPORTED_BEFORE, "-W", "ignore::DeprecationWarning"]  # kafka-python's, at its import
     settings = ["-s", "--noconftest", "-p", "no:cacheprovider", f"--basetemp={folder / 'tmp'}", *ignored]
     pytest.main([*settings, *sorted({test for *_, test in PLANTED})], plugins=[tests])
