@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient
@@ -27,9 +27,10 @@ class BrokerUnreachable(RuntimeError):
     """No broker responded within the time-out."""
 
 
-def connection_problem(arguments: dict[str, Any], timeout_s: float = 5.0) -> str | None:
+def connection_problem(arguments: dict[str, Any], timeout_s: float = 5.0, *, advertised: bool = False) -> str | None:
     """Return None if one of the brokers responds and knows a live broker, else the problem as text.
 
+    With `advertised`, every live broker must be reachable at the address that it advertises, to which clients connect.
     `arguments` are those of a KafkaAdminClient, `bootstrap_servers` a list of `host:port`. Takes at most about
     `timeout_s` seconds per address. Never raises for a broker that is not reachable or rejects the login.
     """
@@ -42,9 +43,11 @@ def connection_problem(arguments: dict[str, Any], timeout_s: float = 5.0) -> str
     try:
         with KafkaAdminClient(**(arguments | timeouts | {"bootstrap_servers": listening})) as client:
             alive = [broker for broker in client.describe_cluster()["brokers"] if not broker.get("is_fenced")]
-            return None if alive else "the cluster has no live broker yet"
     except KafkaError as error:  # the client does not report a rejected login
         return f"{error}; are login and certificates correct?" if "security_protocol" in arguments else str(error)
+    if not alive:
+        return "the cluster has no live broker yet"
+    return _advertised_problem(alive, listening, timeout_s) if advertised else None
 
 
 def retry_transient(
@@ -76,7 +79,9 @@ def wait_for_brokers(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Return as soon as Kafka responds; retry at growing intervals (0.1 s to 2 s) for `deadline_s` seconds.
+    """Return as soon as Kafka responds and every broker is reachable from here.
+
+    Retries at growing intervals (0.1 s to 2 s) for `deadline_s` seconds.
 
     At the first pause, and then every WAIT_LINE_S seconds, `on_wait` gets the seconds waited so far and a line with the
     address and the reason. Raises BrokerUnreachable with the addresses, their `setting`, the seconds and the last
@@ -85,7 +90,8 @@ def wait_for_brokers(
     arguments = properties.admin()
     addresses = ",".join(arguments["bootstrap_servers"])
     started, pause, next_line = clock(), 0.1, 0.0
-    while (reason := connection_problem(arguments, timeout_s=max(0.5, min(5.0, deadline_s)))) is not None:
+    timeout_s = max(0.5, min(5.0, deadline_s))
+    while (reason := connection_problem(arguments, timeout_s, advertised=True)) is not None:
         elapsed = clock() - started
         if elapsed >= deadline_s:
             raise BrokerUnreachable(
@@ -97,6 +103,17 @@ def wait_for_brokers(
             on_wait(elapsed, f"waiting for Kafka at {addresses} ({elapsed:.1f} of {deadline_s:g} s): {reason}")
         sleep(min(pause, deadline_s - elapsed))
         pause = min(2.0, pause * 1.6)
+
+
+def _advertised_problem(brokers: Sequence[Mapping[str, Any]], reached: Collection[str], timeout_s: float) -> str | None:
+    for broker in brokers:
+        address = f"{broker['host']}:{broker['port']}"
+        if address not in reached and (reason := _connection_error(address, timeout_s)) is not None:
+            return (
+                f"broker {broker['broker_id']} advertises {address}, which does not respond to this machine "
+                f"({reason}): set its advertised.listeners to an address that every machine of the run reaches"
+            )
+    return None
 
 
 def _connection_error(address: str, timeout_s: float) -> str | None:

@@ -92,7 +92,7 @@ def remove_stale_stores(only: Collection[str] = (), base: Path = SHARED_MEMORY) 
 def observe(client: ClientProperties | None = None, config: Config | None = None) -> Machine:
     """Observe this machine. `client`: brokers to probe, for the run of `config` if it is given."""
     gpus = gpu_names()
-    broker = None if client is None else connection_problem(client.admin()) or ""
+    broker = None if client is None else connection_problem(client.admin(), advertised=True) or ""
     topics: list[str] = []
     settings: list[SettingProblem] = []
     if client is not None and broker == "":
