@@ -18,6 +18,8 @@ from infra.runners.liveness import LIVENESS
 NAMESPACE = "laminar"
 TIME = "time_us/"
 """Prefix of the counters that measure phases, in microseconds."""
+WAITING = "waiting"
+"""The gauge of outputs that wait for a transaction."""
 
 
 class StepCounters:
@@ -30,6 +32,14 @@ class StepCounters:
         self.totals = Counter(earlier or {})
         self._group = group
         self._counters: dict[str, Any] = {}
+        self._gauges: dict[str, Any] = {}
+
+    def set_gauge(self, name: str, value: int) -> None:
+        """Show `value` in Beam's metrics, until the next one."""
+        gauge = self._gauges.get(name)
+        if gauge is None:
+            gauge = self._gauges[name] = _beam_metrics().gauge(NAMESPACE, name)
+        gauge.set(value)
 
     def add(self, name: str, amount: int = 1) -> None:
         counter = self._counters.get(name)

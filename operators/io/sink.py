@@ -57,6 +57,12 @@ class ShardSink:
             self._outputs += len(emission.outputs)
             self._changed.notify_all()
 
+    @property
+    def waiting(self) -> int:
+        """Outputs that wait for the end of the transaction under way."""
+        with self._changed:
+            return self._outputs
+
     def take_bytes(self) -> int:
         """Bytes of the records committed since the last call."""
         written, before = self._commits.bytes_committed, self._bytes_taken

@@ -11,7 +11,7 @@ from operator import attrgetter
 import apache_beam as beam
 
 from infra.runners.liveness import LIVENESS
-from infra.runners.step_metrics import TIME, ShardCounters
+from infra.runners.step_metrics import TIME, WAITING, ShardCounters
 from operators.io.config import ShardConfig
 from operators.io.elements import Emission, Output
 from operators.io.sink import SinkBroken, drop_sink, sink_of
@@ -41,6 +41,7 @@ class _CommitFn(beam.DoFn):
         try:
             sink = sink_of(shard)
             sink.write(element)
+            counters.set_gauge(WAITING, sink.waiting)
             if written := sink.take_bytes():
                 counters.add("bytes", written)
         except SinkBroken:

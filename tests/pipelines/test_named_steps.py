@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from infra.runners.step_metrics import TIME, WAITING
+from pipelines.present.view.metric_texts import TEXTS
+
 ROOT = Path(__file__).parents[2]
 PIPELINES = (
     "prompts",
@@ -45,6 +48,13 @@ def test_pipeline_names_the_phases_of_its_fold(pipeline: str) -> None:
 def test_export_and_import_name_the_phases_of_their_folds() -> None:
     assert named("export") == measured("export", "export_topic.py")
     assert named("imports") == measured("export", "import_rows.py")
+
+
+def test_document_lists_the_metrics_of_beam() -> None:
+    text = (ROOT / "docs" / "deploy.md").read_text()
+    table = text.partition("| step | metrics |\n")[2].partition("\n\n")[0]
+    listed = [name.partition("/")[0] for row in table.splitlines()[1:] for name in re.findall(r"`([a-z_/A-Z]+)`", row)]
+    assert sorted(listed) == sorted([*TEXTS["steps"].keys() - {"time"}, TIME.rstrip("/"), WAITING])
 
 
 @pytest.mark.parametrize("pipeline", [*PIPELINES, *OTHERS])

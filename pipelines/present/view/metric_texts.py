@@ -96,7 +96,6 @@ TEXTS: Mapping[str, Mapping[str, str]] = {
     "steps": {
         "batches": "Batches formed.",
         "bytes": "Bytes written to Kafka.",
-        "drawn": "Questions drawn.",
         "dropped": "Trajectories dropped by reason.",
         "episode_errors": "Episodes that failed.",
         "finished": "Trajectories finished by reason.",
@@ -107,6 +106,7 @@ TEXTS: Mapping[str, Mapping[str, str]] = {
         "moved": "Trajectories moved to another replica by reason.",
         "placed": "Trajectories assigned to a replica by reason.",
         "read": "Records read by topic.",
+        "rejected": "Assignments rejected.",
         "refused": "Rows refused by reason.",
         "reward_errors": "Trajectories whose reward failed.",
         "settled": "Trajectories settled by outcome.",

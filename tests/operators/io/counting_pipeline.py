@@ -24,7 +24,10 @@ class Deciding:
 
     def fold(self, polled: Polled) -> Sequence[object]:
         with phase("decide"):
-            StepCounters(polled.group).add("considered/all", 3)
+            counters = StepCounters(polled.group)
+            counters.add("considered/all", 3)
+            for size in (7, 5):
+                counters.set_gauge("held", size)
             return [placed(1, 0), placed(2, 1, tokens=2), moved("p3.0", "p4.0")]
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
@@ -35,10 +38,11 @@ class Deciding:
 
 
 def counted(*phases: str) -> dict[str, int]:
-    """Beam's counters of one poll, and how often each phase was measured."""
+    """Beam's counters and gauges of one poll, and how often each phase was measured."""
     pipeline = beam.Pipeline(runner="FnApiRunner")
     elements = pipeline | beam.Create([STARTED, POLLED], reshuffle=False)
     elements | "decide" >> FoldRecords(Deciding(), *phases) | "repartition" >> RepartitionTrajectories()  # type: ignore
     found = pipeline.run().metrics().query()
     counters = {each.key.metric.name: each.committed for each in found["counters"]}
+    counters |= {each.key.metric.name: each.committed.value for each in found["gauges"]}
     return counters | {each.key.metric.name: each.committed.count for each in found["distributions"]}

@@ -79,8 +79,10 @@ def test_sink_commits_waiting_emissions_in_one_transaction(sessions: ScriptedSes
     release = hold_in_commit(session, sink)
     for number in (2, 3, 4):
         sink.write(emission(number, number, low=number))
+    assert sink.waiting == 3
     release.set()
     sink.flush()
+    assert sink.waiting == 0
     assert written(session) == [[1], [2, 3, 4]]
     assert session.committed[-1][1] == {INPUT: 4}
 
