@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 EMBEDDED = ("[local]", "[auto]", "[collection]")
 """Values of `--flink_master` for a Flink in the job server, which ends with it."""
-CANCEL_S = 240.0
-"""Seconds for a cancelled job to end: Flink ends a task manager whose tasks have not ended after 180 s
-(`task.cancellation.timeout`)."""
+CANCEL_S = 330.0
+"""Seconds for a cancelled job to end: Flink ends a task manager whose tasks have not ended after its
+`task.cancellation.timeout`, 180 s or what our manifests set."""
 POLL_S = 0.25
 _APPEARS_S = 5.0
 """Seconds in which a submitted job appears, if a stop came during its submission."""

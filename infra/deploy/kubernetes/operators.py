@@ -54,6 +54,11 @@ def strimzi(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
         )
 
 
+CANCELLATION_S = 300
+"""Seconds after which Flink ends a task manager whose cancelled task has not ended. A last commit may take 240 s while
+Kafka is away (`operators/io/sink.py`)."""
+
+
 def flink(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
     """A session cluster of Flink for the data plane. A worker pool listens on loopback, in the pod of a task manager.
 
@@ -67,7 +72,11 @@ def flink(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
         "mode": "standalone",
         "serviceAccount": "flink",
         "podTemplate": {"metadata": {"labels": {FLINK_OF: plan.run}}},
-        "flinkConfiguration": {"taskmanager.numberOfTaskSlots": "1", "classloader.resolve-order": "parent-first"},
+        "flinkConfiguration": {
+            "taskmanager.numberOfTaskSlots": "1",
+            "classloader.resolve-order": "parent-first",
+            "task.cancellation.timeout": str(1000 * CANCELLATION_S),
+        },
         "jobManager": {"replicas": 1, "resource": {"cpu": 1, "memory": "1536m"}},
         "taskManager": {
             "replicas": plan.deploy.flink_slots,

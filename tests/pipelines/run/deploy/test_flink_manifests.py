@@ -9,7 +9,9 @@ import kubernetes_validate
 import pytest
 from deployments import deployment, run_file
 
-from pipelines.config import ConfigError
+from infra.runners.flink_jobs import CANCEL_S
+from operators.io.sink import STUCK_S
+from pipelines.config import ConfigError, KafkaConfig
 from pipelines.run.deployment import plan_of
 
 VERSIONS = ("1.29", "1.34")
@@ -39,6 +41,8 @@ def test_flink_task_managers_have_a_worker_pool_beside_them(tmp_path: Path) -> N
     flink = manifest_of(deployment(flink_file(tmp_path, more="memory_gib = { score = 12 }")), "FlinkDeployment")
     spec, managers = flink["spec"], flink["spec"]["taskManager"]
     assert (spec["flinkVersion"], spec["mode"], managers["replicas"]) == ("v1_19", "standalone", 3)
+    timeout_s = int(spec["flinkConfiguration"]["task.cancellation.timeout"]) / 1000
+    assert STUCK_S + KafkaConfig().transaction_timeout_s < timeout_s < CANCEL_S
     assert all({"cpu", "memory"} == spec[part]["resource"].keys() for part in ("jobManager", "taskManager"))
     template = managers["podTemplate"]
     main, pool = template["spec"]["containers"]
