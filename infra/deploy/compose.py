@@ -1,4 +1,4 @@
-"""A run as a compose file: Kafka, the roles, its metrics, and an optional Flink cluster (`--profile flink`)."""
+"""A run as a compose file: Kafka, the roles, and its metrics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ MACHINE_NAME = "compose"
 """All containers share one machine's memory."""
 KAFKA = f"apache/kafka:{KAFKA_VERSION}"
 KAFKA_DATA = "/var/lib/kafka/data"
-FLINK = "flink:1.19"
 
 
 def compose_file(plan: DeploymentPlan) -> str:
@@ -36,7 +35,7 @@ def compose_file(plan: DeploymentPlan) -> str:
         for index in range(unit.count):
             name = f"{unit.name}-{index}" if unit.placement == "indexed" else unit.name
             services[name] = _service(plan, unit, index)
-    services |= {"metrics": _metrics(plan), **_flink()}
+    services["metrics"] = _metrics(plan)
     return as_yaml({"name": plan.name, "services": services, "volumes": {"kafka": {}, "laminar": {}}})
 
 
@@ -132,16 +131,4 @@ def _kafka(name: str) -> dict[str, Any]:
             "interval": "5s",
             "retries": 24,
         },
-    }
-
-
-def _flink() -> dict[str, Any]:
-    shared = {
-        "image": FLINK,
-        "profiles": ["flink"],
-        "environment": {"FLINK_PROPERTIES": "jobmanager.rpc.address: flink"},
-    }
-    return {
-        "flink": {**shared, "command": ["jobmanager"], "ports": ["127.0.0.1:8081:8081"]},
-        "flink-worker": {**shared, "command": ["taskmanager"], "depends_on": ["flink"]},
     }

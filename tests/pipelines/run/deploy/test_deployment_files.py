@@ -66,7 +66,6 @@ def test_compose_file_has_a_service_for_every_role(name: str, tmp_path: Path) ->
         assert "laminar-alive" in each["healthcheck"]["test"][1]
         assert each["environment"]["LAMINAR_ALIVE_FILE"] == ALIVE
     assert compose["services"]["kafka"]["environment"]["KAFKA_AUTO_CREATE_TOPICS_ENABLE"] == "false"
-    assert compose["services"]["flink"]["profiles"] == ["flink"]
 
 
 def test_compose_kafka_keeps_its_log_in_its_volume() -> None:
