@@ -104,18 +104,32 @@ def test_cispo_clips_weights_and_keeps_gradients() -> None:
 def test_losses_count_tokens_whose_gradient_the_clip_changes(
     loss: losses.TokenLoss, clip: Clip, below: list[int], above: list[int]
 ) -> None:
-    probed = policy()
-    found = loss(probed, advantages(), clip)
+    probed, small = policy(), 0.5 * advantages()
+    found = loss(probed, small, clip)
     assert (found.below.nonzero()[:, 0].tolist(), found.above.nonzero()[:, 0].tolist()) == (below, above)
-    free = gradient(loss(probed, advantages(), UNCLIPPED).values, probed)
+    free = gradient(loss(probed, small, UNCLIPPED).values, probed)
     changed = [
         i for i, (one, other) in enumerate(zip(gradient(found.values, probed), free, strict=True)) if one != other
     ]
     assert changed == sorted(below + above)
 
 
-def test_cispo_counts_no_token_without_advantage() -> None:
-    found = losses.clipped_weight_reinforce(policy(), 0 * advantages(), CLIP)
+LOSSES = (losses.clipped_surrogate, losses.sequence_clipped_surrogate, losses.clipped_weight_reinforce)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses_count_no_token_without_advantage(loss: losses.TokenLoss) -> None:
+    found = loss(policy(), 0 * advantages(), Clip(0.1, 0.1, dual=1.1))
+    assert not found.below.any()
+    assert not found.above.any()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_losses_count_no_token_at_a_bound(loss: losses.TokenLoss, sign: int) -> None:
+    """Ratios are 1, and so are all bounds: the gradient is that without a clip."""
+    same = torch.zeros(2)
+    found = loss(PolicyLogprobs(same, same, same, torch.tensor([0, 1]), 2), sign * torch.ones(2), Clip(0.0, 0.0, 1.0))
     assert not found.below.any()
     assert not found.above.any()
 
@@ -127,6 +141,8 @@ def test_cispo_counts_no_token_without_advantage() -> None:
         (Correction("truncate", cap=2.0), lambda w: min(w, 2.0)),
         (Correction("truncate", cap=2.0, low=0.8), lambda w: min(max(w, 0.8), 2.0)),
         (Correction("mask", cap=2.5, low=0.5), lambda w: w if 0.5 <= w <= 2.5 else 0.0),
+        (Correction("mask", cap=1.0, low=0.0), lambda w: w if w <= 1.0 else 0.0),  # token 2 is at the bound
+        (Correction("mask", cap=99.0, low=1.0), lambda w: w if w >= 1.0 else 0.0),
     ],
 )
 @pytest.mark.parametrize("level", ["token", "sequence"])
