@@ -4,13 +4,14 @@
     python tests/soak/mutation_run.py --only losses passes
 
 Tests are collected once, in a copy of the repository; each mutant is tested in a fork of that process, by the tests
-that run its line: first those with the most kills per CPU second in the same module, then the cheapest. It survives if
-none fails within about `--budget` CPU seconds. Survivors whose line runs at the module's import, and mutants whose code
-cannot be swapped, are tested again in a new interpreter, which imports the mutant. Processes that tests start read the
-mutant from the copy. A test that takes longer than max(60 s, 8 x its time without a mutant) has failed: `time-out:
-TEST`. Results are kept in `mutation_results.json`, one line a mutant; run again, it continues with the missing mutants.
-A mutant is identified by its source, so mutants of a changed module are tested again. After other changes, `--confirm`
-tests results of other tests and sources again: a killed mutant first by the test that failed.
+that run its line: first those with the most kills per CPU second in the same module, kills of near lines above all,
+then the cheapest. It survives if none fails within about `--budget` CPU seconds; a larger budget tests it again.
+Survivors whose line runs at the module's import, and mutants whose code cannot be swapped, are tested again in a new
+interpreter, which imports the mutant. Processes that tests start read the mutant from the copy. A test that takes
+longer than max(60 s, 8 x its time without a mutant) has failed: `time-out: TEST`. Results are kept in
+`mutation_results.json`, one line a mutant; run again, it continues with the missing mutants. A mutant is identified by
+its source, so mutants of a changed module are tested again. After other changes, `--confirm` tests results of other
+tests and sources again: a killed mutant first by the test that failed.
 `--jobs 2` divides the mutants among two processes. Exit code 1 if a survivor is not explained.
 """
 
@@ -31,7 +32,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -82,8 +83,11 @@ TOGETHER = {
     "test_nonfinite_gradients.py": "ranks",
 }
 """Fixtures that start ranks once for many tests of a file."""
+PLANTED_FOR = {what: test for _, what, _, test in PLANTED}
 RESULTS = Path(__file__).with_name("mutation_results.json")
 SURVIVORS = Path(__file__).with_name("survivors.json")
+NEAR_LINES, NEAR_KILLS = 12, 20
+"""Kills of mutants at most so many lines away count as so many."""
 START_S = 120.0
 """Seconds within which an interpreter has imported everything."""
 RESULT = "RESULT "
@@ -147,20 +151,22 @@ def try_mutants(tree: Path, options: argparse.Namespace, tests: ForkedTests) -> 
     results = read_results(RESULTS)
     names = {member: name for name, members in tests.members.items() for member in members}
     for module in options.only:
-        for key, mutant in mutants_of(module, (trainer / f"{module}.py").read_text()).items():
+        all_mutants = mutants_of(module, (trainer / f"{module}.py").read_text())
+        for key, mutant in all_mutants.items():
             if int(key, 16) % options.jobs != options.worker:
                 continue
             before = results.get(key)
-            if before is None or (options.confirm and before["tested"] != tested):
+            if is_due(before, tested, options):
                 began = time.monotonic()
-                failures = (killer_of(each) for each in results.values() if each["module"] == module)
-                kills = Counter(names.get(failure, failure) for failure in failures)
+                killers = {each: killer_of(results[each]) for each in all_mutants.keys() & results.keys()}
+                kills = kills_near(mutant, {all_mutants[each]: names.get(at, at) for each, at in killers.items()})
+                first = [names.get(name, name) for name in (PLANTED_FOR.get(mutant.what), killers.get(key)) if name]
                 chosen = within(options.budget, candidates(mutant, module, covers, kills), covers)
-                killer = names.get(killer_of(before), killer_of(before)) if before else ""
-                failed = first_failure(tests, trainer, module, mutant, [killer], covers) if killer in covers else "-"
-                if failed == "-":
-                    failed = first_failure(tests, trainer, module, mutant, chosen, covers)
+                tried = list(dict.fromkeys([*(name for name in first if name in covers), *chosen]))
+                failed = first_failure(tests, trainer, module, mutant, tried, covers)
                 results[key] = {"module": module, "mutant": mutant.what, "failed": failed, "tested": tested}
+                if failed == "-":
+                    results[key]["budget"] = f"{options.budget:g}"
                 outcome = "SURVIVES" if failed == "-" else failed.rpartition("/")[2]
                 print(f"{module}: {mutant.what}: {outcome} ({time.monotonic() - began:.0f} s)")
                 print(RESULT + json.dumps({key: results[key]}), flush=True)
@@ -195,6 +201,21 @@ def direct(options: argparse.Namespace, arguments: list[str]) -> int:
     with ThreadPoolExecutor(options.jobs) as pool:
         codes = list(pool.map(follow, range(options.jobs)))
     return report({key: results[key] for key in wanted & results.keys()}) or int(any(codes))
+
+
+def is_due(before: dict[str, str] | None, tested: str, options: argparse.Namespace) -> bool:
+    """Whether a mutant that had the result `before` is tested: it had none, or `--confirm` or a larger budget asks."""
+    if before is None or (options.confirm and before["tested"] != tested):
+        return True
+    return before["failed"] == "-" and float(before["budget"]) < options.budget
+
+
+def kills_near(mutant: Mutant, killers: Mapping[Mutant, str]) -> Counter[str]:
+    """How many of the mutants in `killers` each test has killed; one in the lines around `mutant` counts as many."""
+    kills: Counter[str] = Counter()
+    for other, killer in killers.items():
+        kills[killer] += NEAR_KILLS if abs(other.lines[0] - mutant.lines[0]) <= NEAR_LINES else 1
+    return kills
 
 
 def mutants_of(module: str, source: str) -> dict[str, Mutant]:

@@ -9,7 +9,9 @@ import shutil
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,8 +20,20 @@ import line_tracer
 import pytest
 from forked_tests import Cover, in_fork, traced_lines
 from log_fixes import Fix
-from mutants import PLANTED, mutants, planted
-from mutation_run import LEFT_OUT, MODULES, different, explanation, read_results, watched, within, write_results
+from mutants import PLANTED, Mutant, mutants, planted
+from mutation_run import (
+    LEFT_OUT,
+    MODULES,
+    candidates,
+    different,
+    explanation,
+    is_due,
+    kills_near,
+    read_results,
+    watched,
+    within,
+    write_results,
+)
 from removed_fixes import FIXES
 from swapped_code import swap_code
 
@@ -113,6 +127,27 @@ def test_results_have_one_line_per_mutant(tmp_path: Path) -> None:
 def test_tests_of_a_mutant_take_about_its_budget() -> None:
     covers = {name: Cover(cpu_s, 0.0, {}) for name, cpu_s in {"a": 4.0, "b": 5.0, "c": 6.0, "d": 1.0}.items()}
     assert [within(budget, list("abcd"), covers) for budget in (4.0, 10.0, 99.0)] == [["a"], list("abc"), list("abcd")]
+
+
+def test_tests_that_killed_near_mutants_come_first() -> None:
+    far, near, mutant = (Mutant(what, what, (line, line), True) for what, line in (("a", 1), ("b", 95), ("c", 100)))
+    kills = kills_near(mutant, {far: "often", replace(far, what="d"): "often", near: "near"})
+    covers = {name: Cover(1.0, 0.0, {"losses": [100]}) for name in ("cheap", "often", "near")}
+    assert candidates(mutant, "losses", covers, kills) == ["near", "often", "cheap"]
+
+
+@pytest.mark.parametrize(
+    ("before", "confirm", "expected"),
+    [
+        (None, False, True),
+        ({"failed": "a test", "tested": "old"}, False, False),
+        ({"failed": "a test", "tested": "old"}, True, True),
+        ({"failed": "-", "tested": "new", "budget": "60"}, False, True),
+        ({"failed": "-", "tested": "new", "budget": "300"}, True, False),
+    ],
+)
+def test_mutants_are_tested_again(before: dict[str, str] | None, confirm: bool, expected: bool) -> None:
+    assert is_due(before, "new", Namespace(confirm=confirm, budget=300.0)) is expected
 
 
 def test_tests_beyond_their_limit_have_failed() -> None:
