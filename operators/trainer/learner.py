@@ -39,7 +39,7 @@ from operators.trainer.passes import PolicyTargets, critic_gradient, policy_grad
 from operators.trainer.policy import PolicyModule, load_policy
 from operators.trainer.presets import clip_can_bind, learning_rate, optimizer_steps, unused_settings
 from operators.trainer.published_weights import PublishedWeights
-from operators.trainer.ranks import ALONE, Ranks
+from operators.trainer.ranks import ALONE, Ranks, release_gathered
 from operators.trainer.trained_model import TrainedModel, reject_unmatched_groups
 from schemas.records import MicroBatch
 
@@ -231,8 +231,13 @@ class Learner:
         config, algorithm, ranks = self.config.algorithm, self._algorithm, self._data
         tokens, trained_rows = int(batch.trained.sum()), np.flatnonzero(batch.trained)
 
+        def scores(model: PolicyModule | Critic, score: Callable[[TrainingMicroBatch], Tensor]) -> Tensor:
+            found = score_tokens(score, self._micro_batches(batch, trained_rows), tokens)
+            release_gathered(model)  # with `keep_gathered` it would stay whole beside the next model
+            return found
+
         def logprobs(policy: PolicyModule) -> Tensor:
-            return score_tokens(lambda part: policy(part.packed)[0], self._micro_batches(batch, trained_rows), tokens)
+            return scores(policy, lambda part: policy(part.packed)[0])
 
         reference = proximal = values = penalties = None
         if self._reference is not None:
@@ -247,9 +252,7 @@ class Learner:
         if self._critic is not None:
             critic = self._critic
             with self._device_turns.turn("critic"):
-                own_values = score_tokens(
-                    lambda part: critic(part.packed), self._micro_batches(batch, trained_rows), tokens
-                )
+                own_values = scores(critic, lambda part: critic(part.packed))
             values = torch.cat(ranks.gather(own_values)).double()
         if kl_in_reward:
             assert reference is not None

@@ -134,7 +134,8 @@ def shard(
 
 
 def release_gathered(module: nn.Module) -> None:
-    """Release the gathered parameters of `module`, of which this rank keeps its shards: call it before they change."""
+    """Release the gathered parameters of `module`, of which this rank keeps its shards: call it before they change, and
+    before another model is used."""
     for each in module.modules():
         if isinstance(each, FSDPModule):
             each.reshard()

@@ -139,9 +139,10 @@ def check(folder: Path, number: int, case: Case, ranks: int = 2) -> None:
 
 
 def test_ranks_that_keep_layers_gather_them_once_a_step(folder: Path) -> None:
-    gatherings = {case: int(read(folder / f"0-{NAMES.index(case)}.safetensors")[1]["gatherings"]) for case in NAMES}
+    found = {case: read(folder / f"0-{NAMES.index(case)}.safetensors")[1] for case in ("ppo", "kept")}
     # Actor and critic take two steps of several micro-batches, and score the batch before; the reference scores it.
-    assert 0 < gatherings["kept"] < gatherings["ppo"] / 2
+    assert 0 < int(found["kept"]["gatherings"]) < int(found["ppo"]["gatherings"]) / 2
+    assert found["kept"]["gathered models"] == "1"  # the plan of memory has one
 
 
 def test_ranks_of_a_further_copy_write_no_tensors(folder: Path) -> None:

@@ -4,8 +4,9 @@
 
 FOLDER has models and cases.json, a list of [a model's name, a LearnerConfig, Ranks.shards, Ranks.context]. Rank R
 writes the result of the first to R-0.safetensors: tensors, metrics, published weights, the number of gatherings of
-layers in one batch, and the time-outs of the process groups. With `steps`, rank 0 instead writes the full tensors of
-each optimizer step of the first batch, trained after the second, to steps-0.safetensors, with its metrics.
+layers in one batch, the most models that had gathered layers at once, and the time-outs of the process groups. With
+`steps`, rank 0 instead writes the full tensors of each optimizer step of the first batch, trained after the second, to
+steps-0.safetensors, with its metrics.
 
 Rank 1 has fewer sequences, and none of the second batch; further ranks have none. All are forked from one process, so
 that torch and transformers are imported once; the test's own process cannot be forked, because it has run backward
@@ -28,6 +29,7 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
 HERE = Path(__file__).resolve()
@@ -130,12 +132,13 @@ def write_result(config: LearnerConfig, ranks: Ranks, model: Path, out: Path) ->
     resumed = Learner(config, model, ranks=ranks)
     tensors, metrics = train(learner, [parts(number, ranks.count)[ranks.rank] for number in range(BATCHES)], ranks)
     restore_from_files(resumed, learner.state(), ranks, out.with_name(f"checkpoint-{out.stem[2:]}"))
-    with counted_gatherings() as gatherings:
+    with counted_gatherings(learner) as gatherings:
         learner.update(parts(0, ranks.count)[ranks.rank])
     resumed.update(parts(0, ranks.count)[ranks.rank])
     pairs = zip(learner.state().weights.values(), resumed.state().weights.values(), strict=True)
     same = all(torch.equal(full_tensor(one), full_tensor(other)) for one, other in pairs)
-    found = {"metrics": metrics, "resumed": same, "gatherings": len(gatherings), "groups": opened, "default": before[0]}
+    found = {"metrics": metrics, "resumed": same, "groups": opened, "default": before[0]}
+    found |= {"gatherings": len(gatherings), "gathered models": max(gatherings, default=0)}
     save_file(tensors, out, {name: json.dumps(value) for name, value in found.items()})
 
 
@@ -210,14 +213,22 @@ def restore_from_files(learner: Learner, state: LearnerState, ranks: Ranks, fold
         learner.restore(stored)
 
 
+def is_gathered(layer: FSDPModule) -> bool:
+    """Whether this rank holds all parameters of `layer`."""
+    return any(group.is_unsharded for group in layer._get_fsdp_state()._fsdp_param_groups)
+
+
 @contextmanager
-def counted_gatherings() -> Iterator[list[None]]:
-    """A list that grows by one with each gathering of a layer's parameters in this context."""
-    found: list[None] = []
+def counted_gatherings(learner: Learner) -> Iterator[list[int]]:
+    """A list that grows with each gathering of a layer's parameters in this context, by the number of models that have
+    a gathered layer then."""
+    found: list[int] = []
     gather = _fsdp_param_group.foreach_all_gather
+    models = [model for model in (learner._policy, learner._critic, learner._reference) if model is not None]
+    layers = [[each for each in model.modules() if isinstance(each, FSDPModule)] for model in models]
 
     def counted(*arguments: Any, **named: Any) -> Any:
-        found.append(None)
+        found.append(sum(any(is_gathered(layer) for layer in of_model) for of_model in layers))
         return gather(*arguments, **named)
 
     _fsdp_param_group.foreach_all_gather = counted
