@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,8 +129,42 @@ def varlen_by_definition(
     return torch.cat(parts)
 
 
-def test_varlen_kernel_is_for_gpus_only() -> None:
-    assert packed_attention.varlen_kernel(torch.zeros(1, 1, 1, 8, dtype=torch.bfloat16)) is None
+@pytest.mark.parametrize(
+    ("kind", "head", "dtype", "autocast", "capability", "chosen"),
+    [
+        ("cuda", 128, torch.bfloat16, None, (9, 0), True),
+        ("cuda", 256, torch.float16, None, (8, 0), True),
+        ("cuda", 64, torch.float32, torch.bfloat16, (8, 6), True),  # weights in float32, computed in bfloat16
+        ("cuda", 64, torch.float32, None, (9, 0), False),
+        ("cuda", 64, torch.bfloat16, torch.float32, (9, 0), False),
+        ("cuda", 257, torch.bfloat16, None, (9, 0), False),
+        ("cuda", 128, torch.bfloat16, None, (7, 5), False),
+        ("cpu", 128, torch.bfloat16, None, (9, 0), False),
+    ],
+)
+def test_varlen_kernel_is_chosen_where_it_can_compute(
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    head: int,
+    dtype: torch.dtype,
+    autocast: torch.dtype | None,
+    capability: tuple[int, int],
+    chosen: bool,
+) -> None:
+    kernel = object()
+    monkeypatch.setattr(packed_attention, "_installed", lambda: kernel)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda" and autocast is not None)
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: autocast)
+    query: Any = SimpleNamespace(device=torch.device(kind), shape=(1, 4, 9, head), dtype=dtype)
+    assert packed_attention.varlen_kernel(query) is (kernel if chosen else None)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_varlen_kernel_needs_its_package(monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
+    module = SimpleNamespace(flash_attn_varlen_func=print) if installed else None
+    monkeypatch.setitem(sys.modules, "flash_attn", module)
+    assert packed_attention._installed.__wrapped__() is (print if installed else None)
 
 
 def test_sequences_do_not_attend_to_each_other(tmp_path: Path) -> None:
