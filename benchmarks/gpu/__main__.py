@@ -20,7 +20,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTORCH_NVML_BASED_C
 _MISSING = install_missing()  # before anything of the weight store is imported
 
 from benchmarks.gpu.machine import scratch_folder  # noqa: E402
-from benchmarks.gpu.parts import PARTS, Outcome, Runner, import_parts  # noqa: E402
+from benchmarks.gpu.parts import PARTS, SEVERAL, Outcome, Runner, import_parts  # noqa: E402
 from benchmarks.gpu.settings import settings_for  # noqa: E402
 from benchmarks.gpu.table import comparisons, render  # noqa: E402
 
@@ -32,8 +32,11 @@ def main() -> int:
     description, _, epilog = (benchmarks.gpu.__doc__ or "").partition("\n")
     arguments = argparse.ArgumentParser("benchmarks.gpu", description=description, epilog=epilog)
     arguments.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    arguments.add_argument("--gpus", type=int, default=1, metavar="N", help="ranks over NCCL on N GPUs, instead of one")
     arguments.add_argument("--minutes", type=float, default=8.0, help="the most time that the check takes")
-    arguments.add_argument("--only", nargs="+", choices=[part.name for part in PARTS], help="these parts alone")
+    arguments.add_argument(
+        "--only", nargs="+", choices=[part.name for part in (*PARTS, *SEVERAL)], help="these parts alone"
+    )
     arguments.add_argument("--results", type=Path, default=Path("build/gpu.json"), help="file for all figures")
     return _check(arguments.parse_args())
 
@@ -48,12 +51,13 @@ def _check(options: argparse.Namespace) -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     settings = settings_for(options.device, int(device["memory"]))
+    settings = replace(settings, gpus=options.gpus, start=runner.start_method)
     device |= {"model": settings.shape.name, "stand-ins": _MISSING}
     print(", ".join(f"{name} {value}" for name, value in device.items()), flush=True)
     outcomes: dict[str, Outcome] = {}
     folder = scratch_folder(_MODEL_BYTES if options.device == "cuda" else 1 << 20)
     try:
-        for part in PARTS:
+        for part in PARTS if options.gpus == 1 else SEVERAL:
             if options.only and part.name not in (*options.only, "model"):
                 continue
             left = deadline - time.monotonic()
@@ -64,6 +68,7 @@ def _check(options: argparse.Namespace) -> int:
             if options.device == "cpu" and part.name not in (
                 "equality",
                 "paths",
+                "ranks beside one",
             ):  # a tiny model says nothing about speeds
                 outcome.figures = [replace(figure, goal=None) for figure in outcome.figures]
             outcomes[part.name] = outcome

@@ -15,14 +15,15 @@ GROUP = 4
 IMPORTED = PolicyVersion(0, 0)
 
 
-def batch_of(sequences: int, length: int, vocabulary: int) -> MicroBatch:
-    """A batch of sequences of `length` random tokens, half of them trained, in groups whose rewards differ.
+def batch_of(sequences: int, length: int, vocabulary: int, first: int = 0) -> MicroBatch:
+    """A batch of sequences of `length` random tokens, half of them trained, in groups whose rewards differ, or the part
+    of one from sequence `first` on.
 
     Its logprobs are those of a model that finds all tokens of the vocabulary equally likely.
     """
     drawn = np.random.default_rng(0).integers(1, 500, (sequences, length))
     logprobs = np.where(np.arange(length) >= length // 2, -np.log(vocabulary), 0.0)
-    return training_batch(drawn, length // 2, [logprobs] * sequences, np.tile([0.0, 1.0], sequences // 2))
+    return training_batch(drawn, length // 2, [logprobs] * sequences, np.tile([0.0, 1.0], sequences // 2), first=first)
 
 
 def training_batch(
@@ -31,9 +32,10 @@ def training_batch(
     logprobs: Sequence[np.ndarray],
     rewards: np.ndarray,
     version: PolicyVersion = IMPORTED,
+    first: int = 0,
 ) -> MicroBatch:
     """A batch of sequences with prompts of `prompt` tokens, in groups of GROUP, that `version` generated; the batch
-    changes the weights of `version`. `logprobs` include the prompts'.
+    changes the weights of `version`. `logprobs` include the prompts'. Without those before `first` it is a rank's part.
     """
     count, lengths = len(token_ids), np.array([len(each) for each in token_ids])
     zeros = np.zeros(count, np.int64)
@@ -53,7 +55,7 @@ def training_batch(
         "context_rewards": np.empty(0, np.float32),
     }
     columns: dict[str, Any] = {name: _Column(each) for name, each in values.items()}
-    names = tuple(trajectory_id("train", i // GROUP, i % GROUP) for i in range(count))
+    names = tuple(trajectory_id("train", i // GROUP, i % GROUP) for i in range(first, first + count))
     return MicroBatch(batch=version.number, index=0, count=1, rank=0, trajectory_ids=names, **columns)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from benchmarks.gpu.batches import GROUP, batch_of
 from benchmarks.gpu.figures import Figure, peak_bytes, seconds
 from benchmarks.gpu.settings import GIB, Settings
 from infra.models.checkpoint_folder import load_model
+from operators.trainer import packed_attention
 from operators.trainer.config import LearnerConfig, Precision
 from operators.trainer.learner import Learner
 from operators.trainer.memory_plan import plan_memory, shape_of
@@ -26,6 +28,14 @@ FLOAT32_SHARE = 4
 
 def learner_bfloat16(settings: Settings, model: Path) -> list[Figure]:
     """An update with bfloat16 activations, and which kernel computes its attention."""
+    return _update(settings, model, "bfloat16", names_attention=True)
+
+
+def learner_sdpa(settings: Settings, model: Path) -> list[Figure]:
+    """As `learner_bfloat16`, by torch's attention where flash-attn's would be chosen."""
+    if packed_attention._installed() is None:
+        return [Figure("trained", math.nan, "", note="no flash-attn: learner, bfloat16 is by torch's attention")]
+    packed_attention.varlen_kernel = lambda query: None
     return _update(settings, model, "bfloat16", names_attention=True)
 
 

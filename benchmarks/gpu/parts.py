@@ -37,6 +37,7 @@ PARTS = (
     Part("load", "weights", "load", 90),
     Part("cycle", "cycle", "cycle", 90),
     Part("plain loop, bfloat16", "learner", "plain_bfloat16", 60),
+    Part("learner, sdpa", "learner", "learner_sdpa", 60),
     Part("engine, eager", "engine", "eager", 60),
     Part("engine, generate", "engine", "generate", 90),
     Part("learner, one rank of FSDP2", "learner", "learner_one_rank", 60),
@@ -49,6 +50,13 @@ PARTS = (
     Part("plain loop, float32", "learner", "plain_float32", 60),
 )
 """In order of importance: what does not fit into the time is left out."""
+SEVERAL = (
+    PARTS[1],
+    Part("ranks beside one", "several", "equal_ranks", 150),
+    Part("learner, bfloat16", "learner", "learner_bfloat16", 90),
+    Part("learner, all GPUs", "several", "learner_ranks", 120),
+)
+"""The parts of a check of several GPUs."""
 
 
 @dataclass(slots=True)
@@ -88,6 +96,11 @@ class Runner:
             raise RuntimeError(result)
         return dict(result)
 
+    @property
+    def start_method(self) -> str:
+        """How processes are started: "fork" or "spawn"."""
+        return self._start.get_start_method()
+
     def run(self, part: Part, settings: Settings, model: Path, limit: float) -> Outcome:
         """Run `part` in a process that is killed after `limit` seconds."""
         result, seconds = self._in_process(part.name, asdict(settings), model, limit)
@@ -116,7 +129,7 @@ class Runner:
 
 def import_parts() -> None:
     """Import the modules of all parts, so that forked processes have them."""
-    for part in PARTS:
+    for part in (*PARTS, *SEVERAL):
         importlib.import_module(f"benchmarks.gpu.{part.module}")
 
 
@@ -127,7 +140,7 @@ def measure(name: str, given: dict[str, Any], model: Path | None) -> dict[str, A
 
         return describe(given["device"])
     assert model is not None
-    part = next(part for part in PARTS if part.name == name)
+    part = next(part for part in (*PARTS, *SEVERAL) if part.name == name)
     settings = Settings(**{**given, "shape": Shape(**given["shape"])})
     call = getattr(importlib.import_module(f"benchmarks.gpu.{part.module}"), part.call)
     return {"figures": [figure.as_json() for figure in call(settings, model)]}

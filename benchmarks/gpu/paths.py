@@ -40,8 +40,8 @@ from schemas.records import MicroBatch, PolicyVersion
 
 Goal = tuple[str, float]
 TOKENS = 32
-_PENALTY = AlgorithmConfig(kl_coefficient=0.1)
-_PPO = AlgorithmConfig(name="ppo")
+PENALTY = AlgorithmConfig(kl_coefficient=0.1)
+PPO = AlgorithmConfig(name="ppo")
 
 
 def paths(settings: Settings, model: Path) -> list[Figure]:
@@ -50,15 +50,15 @@ def paths(settings: Settings, model: Path) -> list[Figure]:
     torch.set_num_threads(1)  # several only wait for each other with so small a model
     tiny, mixture = model.with_name("paths"), model.with_name("paths-mixture")
     make_model(replace(settings, shape=TINY, device="cpu"), tiny)
-    _make_mixture(mixture)
+    make_mixture(mixture)
     backend = "gloo" if settings.device == "cpu" else f"cpu:gloo,{settings.device}:nccl"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     ways: dict[str, tuple[Path, Ranks, dict[str, Any]]] = {
         "sharded, offloaded moments": (tiny, OneRank(), {"offload": ("moments",)}),
         "sharded, kept gathered": (tiny, OneRank(), {"keep_gathered": True}),
-        "offloaded reference": (tiny, ALONE, {"algorithm": _PENALTY, "offload": ("reference",)}),
-        "PPO": (tiny, ALONE, {"algorithm": _PPO}),
-        "PPO by turns": (tiny, ALONE, {"algorithm": _PPO, "share_device": True}),
+        "offloaded reference": (tiny, ALONE, {"algorithm": PENALTY, "offload": ("reference",)}),
+        "PPO": (tiny, ALONE, {"algorithm": PPO}),
+        "PPO by turns": (tiny, ALONE, {"algorithm": PPO, "share_device": True}),
         "mixture of experts": (mixture, ALONE, {}),
         "sharded, mixture of experts": (mixture, OneRank(), {}),
     }
@@ -86,7 +86,8 @@ def _attempt(name: str, measure: Callable[[], dict[str, tuple[float, Goal]]]) ->
         return [Figure(name, math.nan, "", ("<=", 0), f"{type(error).__name__}: {error}"[:100])]
 
 
-def _make_mixture(folder: Path) -> None:
+def make_mixture(folder: Path) -> None:
+    """Save a tiny mixture of experts."""
     torch.manual_seed(0)
     sizes = {name: value for name, value in TINY.config.items() if name != "use_sliding_window"}
     experts = {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -94,7 +95,8 @@ def _make_mixture(folder: Path) -> None:
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
 
-def _learner(settings: Settings, folder: Path, device: str, ranks: Ranks = ALONE, **options: Any) -> Learner:
+def learner_of(settings: Settings, folder: Path, device: str, ranks: Ranks = ALONE, **options: Any) -> Learner:
+    """A learner in float32 whose weights change by much, and alike by like gradients."""
     config = learner_config(replace(settings, micro_batch_tokens=256), "float32", **options)
     return Learner(replace(config, learning_rate=1e-2, warmup_steps=0, epsilon=1e-2), folder, device, ranks)
 
@@ -123,8 +125,8 @@ def _difference(settings: Settings, folder: Path, ranks: Ranks, **options: Any) 
     plain = {key: value for key, value in options.items() if key not in ("offload", "share_device", "keep_gathered")}
     changes = []
     for learner in (
-        _learner(settings, folder, "cpu", **plain),
-        _learner(settings, folder, settings.device, ranks, **options),
+        learner_of(settings, folder, "cpu", **plain),
+        learner_of(settings, folder, settings.device, ranks, **options),
     ):
         before = _weights(learner)
         for number in range(2):
@@ -136,7 +138,7 @@ def _difference(settings: Settings, folder: Path, ranks: Ranks, **options: Any) 
 
 def _repeated(settings: Settings, folder: Path) -> dict[str, tuple[float, Goal]]:
     """How many tensors of the state differ: of two learners, and of one that went on from the other's state."""
-    one, other, restored = (_learner(settings, folder, settings.device) for _ in range(3))
+    one, other, restored = (learner_of(settings, folder, settings.device) for _ in range(3))
     for learner in (one, other):
         learner.update([_batch(0)])
     restored.restore(one.state())

@@ -60,6 +60,10 @@ class Settings:
     """Rows and columns of the matrices whose product is the roof."""
     copy_bytes: int
     attention_lengths: tuple[int, ...]
+    gpus: int = 1
+    """Ranks of the parts with several."""
+    start: str = "fork"
+    """How processes are started."""
 
 
 def settings_for(device: str, memory: int) -> Settings:

@@ -30,6 +30,12 @@ def comparisons(outcomes: Outcomes) -> list[Figure]:
             (">=", 0.5),
         ),
         (
+            "all GPUs over one",
+            ("learner, all GPUs", "trained"),
+            (learner, "trained"),
+            (">=", 1.0),
+        ),
+        (
             "one rank of FSDP2 over the learner",
             ("learner, one rank of FSDP2", "trained"),
             (learner, "trained"),

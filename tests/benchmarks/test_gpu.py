@@ -30,12 +30,17 @@ _NAME = re.compile(r"[^\w.-]")
 HERE = Path(__file__).parent
 
 
-def test_gpu_check_needs_only_torch_and_transformers(tmp_path: Path) -> None:
-    results = tmp_path / "results.json"
-    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--results", str(results)]
+def run_check(*options: str, results: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command on a CPU without packages that torch and transformers do not need."""
+    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--results", str(results), *options]
     paths = os.pathsep.join(map(str, (HERE / "torch_alone", HERE.parents[1])))
     environment = os.environ | {"PYTHONPATH": paths, "BLOCKED_PACKAGES": ",".join(other_packages())}
-    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    return subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+
+
+def test_gpu_check_needs_only_torch_and_transformers(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    done = run_check(results=results)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(results.read_text("utf-8"))
     assert found["device"]["stand-ins"] == ["blake3", "crc32c", "psutil"]
@@ -44,12 +49,26 @@ def test_gpu_check_needs_only_torch_and_transformers(tmp_path: Path) -> None:
         figures = [figure_of(entry) for entry in outcome["figures"]]
         assert figures, name
         known = [figure for figure in figures if not math.isnan(figure.value)]
-        assert len(known) == len(figures) or name in ("attention", "paths")
+        assert len(known) == len(figures) or name in ("attention", "paths", "learner, sdpa")
         assert all(figure.value >= 0 for figure in known)
         if name == "learner, bfloat16":
             assert figures[0].note == "flash_attention"
         if name in ("equality", "paths"):
             assert all(figure.passed is not False for figure in figures), figures
+
+
+def test_gpu_check_compares_ranks_with_one(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    measured = ["ranks beside one", "learner, all GPUs"]
+    done = run_check("--gpus", "2", "--only", *measured, results=results)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(results.read_text("utf-8"))["parts"]
+    assert list(found) == ["model", *measured]
+    equal = [figure_of(entry) for entry in found["ranks beside one"]["figures"]]
+    assert len(equal) == 6
+    assert all(figure.goal and figure.passed for figure in equal), equal
+    (speed,) = (figure_of(entry) for entry in found["learner, all GPUs"]["figures"])
+    assert (speed.value > 0, speed.note) == (True, "by 2 ranks")
 
 
 def test_gpu_check_reports_a_part_that_fails(tmp_path: Path) -> None:
