@@ -34,6 +34,11 @@ def host_of(address: str) -> str:
     return rest if rest.count(":") > 1 else rest.partition(":")[0]
 
 
+def resolved_address(host: str) -> str:
+    """The address of `host`, at which a `listening_socket` listens. Raises OSError for an unknown name."""
+    return str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0])
+
+
 def listening_socket(host: str) -> socket.socket:
     """A TCP socket that listens at `host` on a free port. Raises OSError if `host` is not of this machine."""
     family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]

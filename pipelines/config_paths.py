@@ -22,6 +22,7 @@ TARGETS = {
     "rollout.environments.name",
     *(f"prompts.{tasks}environment" for tasks in _TASKS),
     "agents.function",
+    "trainer.learner.name",
     "autoscaling.policy",
     *(f"experience.{kind}.name" for kind in ("sampler", "writers", "evictions")),
     *(f"score.{tasks}rewards.name" for tasks in _TASKS),
@@ -30,7 +31,7 @@ TARGETS = {
 
 
 def script_of(target: str) -> str:
-    """The file of a reward, an environment or a component of the buffer; "" for a module name or a built-in."""
+    """The file of a reward, an environment, a learner or the like; "" for a module name or a built-in."""
     module = target.rpartition(":")[0]
     return module if module.endswith(".py") else ""
 

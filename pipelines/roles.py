@@ -209,12 +209,14 @@ def is_permanent(error: Exception) -> bool:
     from infra.kafka.admin import OtherPartitions
     from infra.kafka.log_gaps import CannotResume
     from operators.prompts.question import SourceError
+    from operators.rollout.engine import CannotGenerate
     from operators.trainer.assembly import CannotTrain
     from operators.trainer.persist import CheckpointError, CheckpointsUnavailable
     from pipelines.config import ConfigError
     from schemas.release import OldRelease
 
-    kinds = (ConfigError, SourceError, CheckpointError, CannotTrain, CannotResume, OldRelease, OtherPartitions)
+    own = (CannotGenerate, CannotResume, CannotTrain, CheckpointError)
+    kinds = (*own, ConfigError, SourceError, OldRelease, OtherPartitions)
     return isinstance(error, kinds) and not isinstance(error, CheckpointsUnavailable)
 
 

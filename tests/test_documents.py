@@ -101,9 +101,11 @@ def test_contributing_examples_run(tmp_path: Path) -> None:
     program = """
 from types import SimpleNamespace
 import torch
-from examples import Countdown, ShortestFirst, StopsAtOnce, functions, phase, verify
+from examples import Countdown, ShortestFirst, StopsAtOnce, WithNorm, functions, phase, verify
 from operators.rollout.engine import Request
 from operators.trainer.advantages import Rewards
+from operators.trainer.learner import Learner
+from operators.trainer.learners import load_learner
 assert verify("3.0", {"answer": "3"}) == 1.0
 game = Countdown()
 assert (game.reset({}), [game.step("") for _ in range(3)][-1]) == ("", ("0 left\\n", 1.0, True, {}))
@@ -111,6 +113,9 @@ groups = [SimpleNamespace(tokens=tokens) for tokens in (3, 1, 2)]
 assert [group.tokens for group in ShortestFirst().order(groups, None)] == [1, 2, 3]
 rewards = Rewards(torch.tensor([3.0, 0.0]).double(), torch.tensor([0, 0]), torch.tensor([1, 2]))
 assert functions.advantage(rewards, None).tolist() == [1.0, -1.0, -1.0]
+Learner.update, Learner.weights = lambda *_: {"loss": 0.5}, lambda *_: {"a": torch.tensor([3.0, 4.0])}
+for kind in (WithNorm, load_learner("examples.py:WithNorm")):
+    assert kind.update(object.__new__(kind), []) == {"loss": 0.5, "weights/norm": 5.0}
 engine = StopsAtOnce()
 engine.submit(Request("p0.0", None, SimpleNamespace(stop_token_ids=(7,))))
 assert (engine.due(), engine.status().waiting) == (0.0, 1)

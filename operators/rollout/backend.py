@@ -61,7 +61,7 @@ class BackendSpec(Protocol):
 @dataclass(frozen=True)
 class _ModelSpec:
     """Engines over the Hugging Face model in folder `model`, with weights from the store in folder `store`, on the GPUs
-    of process `process`. `open` raises ValueError if there are too few GPUs."""
+    of process `process`. `open` raises CannotGenerate if there are too few GPUs."""
 
     config: RolloutConfig
     model: Path

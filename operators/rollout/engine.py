@@ -17,6 +17,10 @@ import numpy as np
 from schemas.records import Conversation, Episode, PolicyVersion, Prompt, Sampling
 
 
+class CannotGenerate(ValueError):
+    """Each start of a rollout would fail in this way. The message names the setting, and a remedy."""
+
+
 @dataclass(frozen=True, slots=True)
 class KV:
     """Keys and values of a trajectory's first `tokens` tokens, prompt included: `data` in the engine's layout.

@@ -16,7 +16,7 @@ from infra.models.sizes import context_length
 from infra.store.weight_store import WeightStore
 from infra.transport.kv_transfer import KVTransfers
 from operators.rollout.config import RolloutConfig
-from operators.rollout.engine import Engine
+from operators.rollout.engine import CannotGenerate, Engine
 from operators.rollout.replica_memory import choose_slots
 from operators.rollout.staged.member import StageMember
 from operators.rollout.staged.replica_staging import ReplicaStaging
@@ -28,12 +28,15 @@ from schemas.records import PolicyVersion, Prompt
 class ModelBackend:
     """A backend without engines: over the model folder `model`, with weights from the store in `store`.
 
-    It runs on the GPUs of process `process`, or on the CPU if the machine has none. Raises ValueError if there are too
-    few GPUs.
+    It runs on the GPUs of process `process`, or on the CPU if the machine has none. Raises CannotGenerate if there are
+    too few GPUs.
     """
 
     def __init__(self, config: RolloutConfig, model: Path, store: Path, process: int = 0) -> None:
-        gpus = config.gpus_of(process, visible_gpus())
+        try:
+            gpus = config.gpus_of(process, visible_gpus())
+        except ValueError as error:
+            raise CannotGenerate(str(error)) from error
         if gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)  # nothing in this process has used one yet
         torch.set_num_threads(config.threads)

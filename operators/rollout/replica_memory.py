@@ -14,6 +14,7 @@ from infra.models.sizes import ELEMENT_BYTES, context_length, kv_values, readabl
 from infra.sizes import size_text
 from infra.store.weight_files import folder_tensors
 from operators.rollout.config import RolloutConfig
+from operators.rollout.engine import CannotGenerate
 
 log = logging.getLogger(__name__)
 
@@ -51,23 +52,32 @@ class ReplicaMemory:
 def choose_slots(config: RolloutConfig, model: Path, device: torch.device) -> int:
     """The slots of a replica of the transformers engine on `device`: those of `config`, or as many as fit there.
 
-    Raises ValueError with the sizes if its free memory is too small. On a CPU KV takes memory only once it is written,
-    so there the weights alone must fit. On a GPU what fits is rounded down to a multiple of 8: replicas whose GPUs
-    have a little more or less free then have equally many slots, as a stage group requires.
+    Raises ValueError with the sizes if its free memory is too small, CannotGenerate if all of it is. On a CPU KV takes
+    memory only once it is written, so there the weights alone must fit. On a GPU what fits is rounded down to a
+    multiple of 8: replicas whose GPUs have a little more or less free then have equally many slots, as a stage group
+    requires.
     """
     memory = ReplicaMemory.of(model, config.weights_dtype)
     if memory is None:
         return config.most_slots
     context = config.context or context_length(model)
     if device.type == "cpu":
-        if memory.weights > (free := psutil.virtual_memory().available):
-            raise ValueError(
+        machine = psutil.virtual_memory()
+        if memory.weights > (free := machine.available):
+            kind = ValueError if memory.weights <= machine.total else CannotGenerate
+            raise kind(
                 f"a replica's weights need {size_text(memory.weights)}, but this machine has {size_text(free)} free: "
                 "take a smaller rollout.dtype or a smaller model"
             )
         return config.most_slots
-    free = int(USABLE * torch.cuda.mem_get_info(device)[0])
-    fitting = fitting_slots(memory, context, free, config.slots or 1, "the GPU (less a tenth for activations)")
+    free, total = (int(USABLE * each) for each in torch.cuda.mem_get_info(device))
+    least = config.slots or 1
+    try:
+        fitting = fitting_slots(memory, context, free, least, "the GPU (less a tenth for activations)")
+    except ValueError as error:
+        if memory.weights + memory.kv(least * context) <= total:
+            raise  # another process may free the rest
+        raise CannotGenerate(str(error)) from error
     if fitting < config.most_slots:
         log.warning(
             "%d slots: the GPU has no room for the KV of %d with a context of %d tokens; set rollout.context to the "

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Literal, get_args
 
+BUILT_IN_LEARNER = "fsdp2"
+"""The value of `LearnerConfig.name` for the learner in learner.py."""
 WITHOUT_GROUPS = frozenset({"ppo", "reinforce_plus_plus"})
 """Algorithms whose advantage does not compare the samples of a prompt."""
 WITH_CRITIC = frozenset({"ppo"})
@@ -193,6 +195,9 @@ class LearnerConfig:
     Raises ValueError naming the invalid field.
     """
 
+    name: str = BUILT_IN_LEARNER
+    """The learner: `fsdp2`, `module:Class` or `file.py:Class` (operators/trainer/learner_contract.py). A class of yours
+    is given this section; the plan of memory is for `fsdp2` alone."""
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -235,7 +240,7 @@ class LearnerConfig:
     """Precision of the weights of the KL penalty's reference."""
     keep_gathered: bool = False
     """With several ranks: keep layers gathered from their first use in an optimizer step until its end, so that further
-    micro-batches gather nothing. Needs the memory of the whole model in `precision`."""
+    micro-batches gather nothing. Needs the memory of the whole model in `precision`, of actor and critic in turn."""
     offload: tuple[Offloaded, ...] = ()
     """What is in host memory while it is not used: the optimizer's moments outside of its steps, the reference's
     weights outside of its turn. Costs the transfer of 16 bytes a parameter in each optimizer step, and of the reference
@@ -248,6 +253,9 @@ class LearnerConfig:
     """Response tokens whose logits exist at once; with more, logits are recomputed in the backward pass."""
 
     def __post_init__(self) -> None:
+        module, _, member = self.name.rpartition(":")
+        if self.name != BUILT_IN_LEARNER and not (module and member):
+            raise ValueError(f"name must be {BUILT_IN_LEARNER!r}, 'module:Class' or 'file.py:Class', not {self.name!r}")
         _within("learning_rate", self.learning_rate, 0)
         _within("final_learning_rate", self.final_learning_rate, 0, self.learning_rate)
         _within("warmup_steps", self.warmup_steps, 0)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from infra.store.layout import Layout
 from operators.trainer.learner_contract import FullWeights
-from operators.trainer.rendezvous import Rendezvous
+from operators.trainer.rendezvous import Rendezvous, watch_ranks
 from operators.trainer.version_file import describe_file, layout_of, open_file, write_parts
 from operators.trainer.weight_parts import WeightPart
 
@@ -46,11 +46,13 @@ class _Action(IntEnum):
 class JointActions:
     """The joint actions of one rank of `rendezvous`: write `rounded` weights, for rollouts, or gather `full` ones.
 
-    With a single rank nothing is exchanged. All methods but `stop` raise RanksStop if another rank stops.
+    The weights are on `device`. With a single rank nothing is exchanged. All methods but `stop` raise RanksStop if
+    another rank stops.
     """
 
-    def __init__(self, rendezvous: Rendezvous, rounded: FullWeights, full: FullWeights) -> None:
+    def __init__(self, rendezvous: Rendezvous, device: torch.device, rounded: FullWeights, full: FullWeights) -> None:
         self._rendezvous, self._store, self._ranks = rendezvous, rendezvous.store, rendezvous.ranks
+        self._device = device
         self._rounded, self._full = rounded, full
         self._joined = 0
         """Actions of rank 0 that this rank has taken part in."""
@@ -94,12 +96,14 @@ class JointActions:
         if self._store is not None:
             self._rendezvous.post(_FILE, describe_file(file))
         self._begin(_Action.WRITE)
-        write_parts(self._rounded, self._ranks, lambda part: part.write(views))
+        with watch_ranks(self._rendezvous, self._device):
+            write_parts(self._rounded, self._ranks, lambda part: part.write(views))
 
     def gather(self) -> Iterator[tuple[str, Tensor]]:
         """Gather the full weights, one tensor at a time, on rank 0, which calls it."""
         self._begin(_Action.GATHER)
-        yield from self._full.items()
+        with watch_ranks(self._rendezvous, self._device):
+            yield from self._full.items()
 
     def proceed(self) -> None:
         """Let ranks that wait for a decision continue. Only rank 0 has such ranks."""
@@ -120,13 +124,14 @@ class JointActions:
         if action not in (_Action.WRITE, _Action.GATHER):
             return False
         self._joined += 1
-        if action == _Action.WRITE:
+        with watch_ranks(self._rendezvous, self._device):
+            if action == _Action.GATHER:
+                for _ in self._full.items():
+                    pass
+                return True
             with open_file(self._rendezvous.posted(_FILE) or "", self._layout) as file:
                 write = None if file is None else partial(WeightPart.write_to_file, file=file, places=self._places)
                 write_parts(self._rounded, self._ranks, write)
-        else:
-            for _ in self._full.items():
-                pass
         return True
 
     @cached_property

@@ -1,10 +1,10 @@
 """The interface of a learner: construct, update, weights, state, restore.
 
 A learner trains one model, of which this rank has a part; all ranks call its methods in the same order, since each may
-be a collective. `learner.py` is the implementation, by FSDP2. Another one (torchtitan's or Megatron's parallelism, say)
-takes its place as the `open_learner` of the steps `TrainBatches` and `TrainFollower` and of `Replay`: assembly of
-batches, rendezvous, publication and checkpoints know this interface alone. No setting names it.
-`tests/operators/trainer/test_learner_contract.py` runs against any of them.
+be a collective. `learner.py` is the implementation, by FSDP2. The setting `trainer.learner.name` names another one
+(torchtitan's or Megatron's parallelism, say), a class or function that is an `OpenLearner`: assembly of batches,
+rendezvous, publication, checkpoints, replay and export know this interface alone.
+`tests/operators/trainer/test_learner_contract.py` runs against any of them, on one rank and on two.
 """
 
 from __future__ import annotations

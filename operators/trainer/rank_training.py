@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import logging
-import platform
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, KeysView, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from infra.machine import machine_name
 from infra.models.device_copies import use_device
 from infra.storage import StorageFolder
-from infra.store.weight_files import model_fingerprint
 from operators.io.elements import PartitionKey
 from operators.trainer.assembly import BatchAssembly, CannotTrain, RejectedMicroBatch, WholeBatch, empty_reason
 from operators.trainer.checkpoint import find_checkpoints
 from operators.trainer.checkpoint_files import StoredState, TrainerPosition
+from operators.trainer.config import BUILT_IN_LEARNER
 from operators.trainer.joint_actions import JointActions
-from operators.trainer.learner import Learner
-from operators.trainer.learner_contract import FullWeights, OpenLearner
+from operators.trainer.learner_contract import FullWeights
 from operators.trainer.learner_state import LearnerState
-from operators.trainer.memory_plan import UnknownSize, check_memory, plan_rank, shape_of
+from operators.trainer.learners import open_learner
 from operators.trainer.persist import CheckpointError, persist
 from operators.trainer.rank_addresses import Addresses
+from operators.trainer.rank_checks import check_device, check_device_memory, common_settings, fingerprint
 from operators.trainer.ranks import Ranks
 from operators.trainer.rendezvous import Rendezvous, join_process_group, watch_ranks
 from operators.trainer.training_config import TrainingConfig
@@ -42,7 +42,6 @@ log = logging.getLogger(__name__)
 class RankTraining:
     """Trains `model` on whole batches in order, from the newest of `checkpoints` on, as one rank of `rendezvous`.
     `shards` is the number of buffer shards that write the batches, `dtype` the name of the data type of `weights`.
-    `open_learner` opens the learner that holds the model.
 
     Ranks need no coordinator: a batch is whole for all ranks or for none, and each rank's actions are a function of its
     batches, so all ranks call the same collectives in the same order. Between batches rank 0 decides when the weights
@@ -65,38 +64,23 @@ class RankTraining:
         rendezvous: Rendezvous | None = None,
         shards: int = 1,
         dtype: str = "float32",
-        open_learner: OpenLearner = Learner,
     ) -> None:
         self._config, self.rendezvous = config, rendezvous or Rendezvous()
         ranks = self.ranks = self.rendezvous.ranks
-        epoch = self._epoch = int(ranks.gather(torch.tensor([epoch]))[0])  # a version is the same on all ranks
+        noted = torch.tensor([[epoch, zlib.crc32(machine_name().encode())]])
+        epochs, machines = torch.cat(ranks.gather(noted)).T.tolist()
+        epoch = self._epoch = epochs[0]  # a version is the same on all ranks
         device = config.device_of(ranks.rank)
         self.device = torch.device(device)
         use_device(device)
-        check_device_memory(model, config, device)
-        try:
-            self._learner = open_learner(config.learner, model, device, ranks)
-        except ValueError as error:  # each start would raise it again
-            raise CannotTrain(f"the trainer cannot start: {error}") from error
-        rounded, full = self._learner.weights(getattr(torch, dtype)), self._learner.weights()
-        self._joint = JointActions(self.rendezvous, rounded, full)
-        self.weights, self.full_weights = RankWeights(rounded, self._joint), GatheredWeights(full, self._joint)
+        if config.learner.name == BUILT_IN_LEARNER:
+            check_device_memory(model, config, device, machines.count(machines[ranks.rank]))
         self._partitions = batch_partitions(ranks.rank, shards)
         self.position = TrainerPosition(PolicyVersion(epoch, 0), (0,) * ranks.count * shards, 0)
         self.resumed_from: PolicyVersion | None = None
-        found = persist(lambda: find_checkpoints(checkpoints), config.checkpoint_tries)
-        newest = PolicyVersion.parse(found[-1].name) if found else PolicyVersion(0, 0)
-        self._exchange("begin with the same checkpoint (all need the same folder)", [newest.epoch, newest.number])
-        if found:
-            self.position = self._restore(found[-1])
-            if (count := len(self.position.batch_offsets)) != ranks.count * shards:
-                raise CannotTrain(
-                    f"checkpoint {found[-1]} is of a run with {count} partitions of batches, but trainer.ranks = "
-                    f"{ranks.count} and experience.shards = {shards} make {ranks.count * shards}: they are fixed for a "
-                    "run. To train on with other ranks, begin a new run with the final model of this one"
-                )
-            self.resumed_from = self.position.version
-            log.info("resumed from checkpoint %s as epoch %d", self.resumed_from, epoch)
+        with watch_ranks(self.rendezvous, self.device):
+            self._open(model, device, dtype)
+            self._resume(checkpoints, shards)
         position, own = self.position, self._partitions
         self._assembly = BatchAssembly(
             own,
@@ -109,6 +93,34 @@ class RankTraining:
         self._missing_since: float | None = None
         self._nonfinite: list[str] = []
         """The consecutive last batches whose gradient was not finite."""
+
+    def _open(self, model: Path, device: str, dtype: str) -> None:
+        """Open the learner. Raises CannotTrain for a model or settings that it refuses."""
+        try:
+            self._learner = open_learner(self._config.learner, model, device, self.ranks)
+        except ValueError as error:  # each start would raise it again
+            raise CannotTrain(f"the trainer cannot start: {error}") from error
+        rounded, full = self._learner.weights(getattr(torch, dtype)), self._learner.weights()
+        self._joint = JointActions(self.rendezvous, self.device, rounded, full)
+        self.weights, self.full_weights = RankWeights(rounded, self._joint), GatheredWeights(full, self._joint)
+
+    def _resume(self, checkpoints: StorageFolder, shards: int) -> None:
+        """Continue from the newest of `checkpoints`, if there is one. Raises as `_restore`."""
+        ranks = self.ranks
+        found = persist(lambda: find_checkpoints(checkpoints), self._config.checkpoint_tries)
+        newest = PolicyVersion.parse(found[-1].name) if found else PolicyVersion(0, 0)
+        self._exchange("begin with the same checkpoint (all need the same folder)", [newest.epoch, newest.number])
+        if not found:
+            return
+        self.position = self._restore(found[-1])
+        if (count := len(self.position.batch_offsets)) != ranks.count * shards:
+            raise CannotTrain(
+                f"checkpoint {found[-1]} is of a run with {count} partitions of batches, but trainer.ranks = "
+                f"{ranks.count} and experience.shards = {shards} make {ranks.count * shards}: they are fixed for a "
+                "run. To train on with other ranks, begin a new run with the final model of this one"
+            )
+        self.resumed_from = self.position.version
+        log.info("resumed from checkpoint %s as epoch %d", self.resumed_from, self._epoch)
 
     @property
     def trained(self) -> int:
@@ -309,72 +321,26 @@ def start_rank_training(
     shards: int,
     addresses: Addresses,
     dtype: str = "float32",
-    open_learner: OpenLearner = Learner,
 ) -> RankTraining:
     """Wait for all ranks, which find rank 0 by `addresses`, then return the training of `rank`; every rank begins with
     the newest checkpoint.
 
-    Raises FileNotFoundError, before the rendezvous, if this machine does not have the model.
+    Raises CannotTrain, before the rendezvous, if this machine does not have the model or the device.
     """
     ranks = Ranks.of(config, rank)
+    check_device(config.device_of(rank))
     rendezvous = join_process_group(
         addresses,
         ranks,
         config.rank_0_host,
         config.device_of(rank),
-        _fingerprint(model, rank) if ranks.count > 1 else "",
-        _common_settings(config, shards, dtype),
+        fingerprint(model, rank) if ranks.count > 1 else "",
+        common_settings(config, shards, dtype),
     )
-    return RankTraining(config, model, checkpoints, epoch, rendezvous, shards, dtype, open_learner)
-
-
-def _common_settings(config: TrainingConfig, shards: int, dtype: str) -> tuple[str, ...]:
-    """What all ranks need in common but their number and the model, "name=value" each."""
-    names = ("context_ranks", "optimizer_steps", "checkpoint_every", "lost_batches", "learner")
-    values = _flat("trainer", {name: getattr(config, name) for name in names})
-    return (f"experience.shards={shards}", f"rollout.dtype={dtype}", *values)
-
-
-def _flat(name: str, value: object) -> Iterator[str]:
-    if is_dataclass(value):
-        value = {each.name: getattr(value, each.name) for each in fields(value)}
-    if isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _flat(f"{name}.{key}", each)
-    else:
-        yield f"{name}={value}"
-
-
-def _fingerprint(model: Path, rank: int) -> str:
-    try:
-        return model_fingerprint(model)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"rank {rank} has no model at {model} on machine {platform.node()} ({error}): copy the folder of "
-            "model.path there, or mount it"
-        ) from error
+    return RankTraining(config, model, checkpoints, epoch, rendezvous, shards, dtype)
 
 
 def _offsets(batch: WholeBatch, partitions: range) -> str:
     """The offset of the last part of `batch` in each of this rank's `partitions`."""
     last = zip(partitions, batch.next_offsets, strict=True)
     return f"{BATCHES.short_name} " + ", ".join(f"partition {number} offset {offset - 1}" for number, offset in last)
-
-
-def check_device_memory(folder: Path, config: TrainingConfig, device: str) -> None:
-    """Raise ValueError if `device` has too little free memory for one of the ranks that train the model in `folder`.
-
-    The ranks of a CPU run share their machine's memory. A model whose config has other names is not checked.
-    """
-    ranks = config.ranks
-    try:
-        plan = plan_rank(shape_of(folder), config)
-    except UnknownSize as error:
-        log.warning("the memory for the model is not checked: %s", error)
-        return
-    if torch.device(device).type == "cuda":
-        available = torch.cuda.mem_get_info(device)[0]
-    else:
-        available = psutil.virtual_memory().available // ranks
-    shared = f" (a share of {ranks})" if ranks > 1 and device == "cpu" else ""
-    check_memory(plan, available, device + shared, ranks)

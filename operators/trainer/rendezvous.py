@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -24,6 +26,7 @@ import torch.distributed as dist
 from infra.listening import interface_towards, listening_socket
 from infra.models.device_copies import use_device
 from infra.runners.stopping import STOPPING
+from operators.trainer.assembly import CannotTrain
 from operators.trainer.rank_addresses import Addresses
 from operators.trainer.ranks import ALONE, Ranks
 from schemas.records import RankAddress
@@ -32,6 +35,10 @@ log = logging.getLogger(__name__)
 
 STORE_TIMEOUT = timedelta(seconds=10)
 """Timeout of a request to the store."""
+FIRST_WARNING_S, WARNING_S = 30.0, 60.0
+"""A rank that waits for others warns after so long, and then as often."""
+_OPEN = "open"
+"""The key of an open store; its value is the store's address."""
 _POLL_S = 0.02
 _WATCH_S = 1.0
 _COLLECTIVE_FAILURES = ("gloo/", "Gloo", "NCCL")
@@ -121,11 +128,14 @@ def lost_ranks() -> Iterator[None]:
 
 
 def _describe_failure(error: RuntimeError) -> str:
-    reason = str(error).strip().partition("\n")[0]
     return (
-        f"another rank has ended, or has not answered within trainer.collective_timeout_s: {reason}. All ranks start "
-        "again from the newest checkpoint"
+        "another rank has ended, or has not answered within trainer.collective_timeout_s: "
+        f"{_first_line(error)}. All ranks start again from the newest checkpoint"
     )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def join_process_group(
@@ -141,7 +151,7 @@ def join_process_group(
     The ranks find rank 0 by `addresses`; `host` is the address of its machine, `model` the model's fingerprint, and
     `settings` what else must be the same on all ranks, "name=value" each. A collective fails after `ranks.timeout_s`
     seconds (see `lost_ranks`). Raises RankLost if this process has joined a process group before, or is stopped while
-    it waits; ValueError if rank 0 has other ranks, another model or other settings.
+    it waits; CannotTrain if rank 0 has other ranks, another model or other settings.
     """
     use_device(device)
     if ranks.count == 1:
@@ -171,25 +181,45 @@ def wait_for_ranks(
 ) -> Rendezvous:
     """Register this rank and wait until all are registered; the first half of `join_process_group`."""
     own = RankAddress(host, 0, "", ranks.count, ranks.shards, model, 0, settings)
+    warnings = _Warnings(ranks.rank)
     with closing(addresses):
         while True:
-            store = _find(addresses, ranks.rank, own) if ranks.rank else _open_store(addresses, own)
-            if store is not None and _wait_for_all(store, ranks):
-                return Rendezvous(ranks, store)
+            found = _find(addresses, ranks.rank, own) if ranks.rank else _open_store(addresses, own)
+            if isinstance(found, str):
+                warnings.log_if_due(partial("rank 0, but {}".format, found))
+            elif _wait_for_all(found, ranks, warnings):
+                return Rendezvous(ranks, found)
             _pause()
+
+
+class _Warnings:
+    """Logs what `rank` waits for: after `FIRST_WARNING_S`, then every `WARNING_S`."""
+
+    def __init__(self, rank: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rank, self._clock, self._due = rank, clock, clock() + FIRST_WARNING_S
+
+    def log_if_due(self, text: Callable[[], str]) -> None:
+        """Log `text` if it is time to."""
+        if self._clock() >= self._due:
+            self._due = self._clock() + WARNING_S
+            log.warning("rank %d waits for %s", self._rank, text())
 
 
 def _open_store(addresses: Addresses, own: RankAddress) -> dist.Store:
     """Open a store that listens on the host of `own` only, and publish its address."""
     host = own.host
-    listening = listening_socket(host)  # torch's own socket listens on all interfaces
+    try:
+        listening = listening_socket(host)  # torch's own socket listens on all interfaces
+    except OSError as error:
+        text = f"rank 0 cannot listen at {host}: {error}. Set trainer.rank_0_host to an address of this machine"
+        raise OSError(text) from error
     port = listening.getsockname()[1]
     server = dist.TCPStore(
         host, port, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT, master_listen_fd=listening.detach()
     )
     token = uuid.uuid4().hex
     store = dist.PrefixStore(token, server)
-    store.set("open", token)
+    store.set(_OPEN, f"{host}:{server.port}")
     now = time.time_ns() // 1_000_000
     addresses.write(replace(own, port=server.port, token=token, written_at=now))
     return store
@@ -206,11 +236,15 @@ def _bind_collectives(host: str) -> None:
         os.environ.setdefault(variable, interface)
 
 
-def _find(addresses: Addresses, rank: int, own: RankAddress) -> dist.Store | None:
-    """Register in the store of rank 0; None if it is not open, or `rank` is registered there already."""
+def _find(addresses: Addresses, rank: int, own: RankAddress) -> dist.Store | str:
+    """Register in the store of rank 0, and return it; why that is not possible yet, if it is not.
+
+    Raises CannotTrain if rank 0 has other ranks, another model or other settings.
+    """
     address = addresses.newest()
     if address is None:
-        return None
+        return "it has not published its address in this run: start it"
+    where = f"{address.host}:{address.port}"
     try:
         # torch's client is slow to detect a closed port
         socket.create_connection((address.host, address.port), timeout=1.0).close()
@@ -218,24 +252,31 @@ def _find(addresses: Addresses, rank: int, own: RankAddress) -> dist.Store | Non
             address.host, address.port, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT
         )
         store = dist.PrefixStore(address.token, server)
-        if not store.check(["open"]):
-            return None  # an unrelated store at the port of one that has ended
-        _check_address(address, rank, own)
+        is_open = store.check([_OPEN])
+    except (OSError, OverflowError, RuntimeError) as error:
+        return (
+            f"{where} cannot be reached from {platform.node()}: {_first_line(error)}. Start rank 0, or set "
+            "trainer.rank_0_host to an address of its machine that all machines with ranks can reach"
+        )
+    if not is_open:
+        return f"{where}, its last address, is of another program: start rank 0"
+    _check_address(address, rank, own)
+    try:
         if store.add(f"rank {rank}", 1) == 1:
             return store
         store.add("rejoins", 1)
-    except (OSError, OverflowError, RuntimeError):
-        pass  # the store is not open yet, or has ended
-    return None
+    except RuntimeError as error:
+        return f"its store at {where} has ended: {_first_line(error)}"
+    return f"a process was rank {rank} of its store at {where} before: it opens another one"
 
 
 def _check_address(address: RankAddress, rank: int, own: RankAddress) -> None:
-    """Raise ValueError unless rank 0, at `address`, has the same ranks, model and settings as `own`."""
+    """Raise CannotTrain unless rank 0, at `address`, has the same ranks, model and settings as `own`."""
     theirs, ours = (_in_common(each) for each in (address, own))
     for name in theirs | ours:
         there, here = (each.get(name, "(not set)") for each in (theirs, ours))
         if here != there:
-            raise ValueError(
+            raise CannotTrain(
                 f"rank 0 at {address.host} has {name} {there}, rank {rank} has {here}: start all ranks with the "
                 "same configuration and the same model folder"
             )
@@ -247,21 +288,31 @@ def _in_common(address: RankAddress) -> dict[str, str]:
     return fixed | {"a model": address.model} | dict(each.split("=", 1) for each in address.settings if "=" in each)
 
 
-def _wait_for_all(store: dist.Store, ranks: Ranks) -> bool:
+def _wait_for_all(store: dist.Store, ranks: Ranks, warnings: _Warnings) -> bool:
     """Wait until every rank has registered; False if one of them has failed meanwhile.
 
     A rank that has registered may have ended before the last one does. So once all have, each confirms that it still
     waits. Rank 0 alone decides: it opens another store if a rank registers again.
     """
     others = range(1, ranks.count)
+
+    def missing(state: str = "rank") -> str:
+        numbers = ", ".join(str(rank) for rank in others if not store.check([f"{state} {rank}"]))
+        where = store.get(_OPEN).decode()
+        return (
+            f"ranks {numbers} to register with rank 0 at {where}: start them; those that run and cannot reach this "
+            "address name the reason in their logs (trainer.rank_0_host)"
+        )
+
     try:
         if ranks.rank:
-            _wait_for_keys(store, ["confirm"])
+            _wait_for_keys(store, ["confirm"], warnings, missing)
             store.set(f"confirmed {ranks.rank}", "")
-            _wait_for_keys(store, ["begin"])
+            _wait_for_keys(store, ["begin"], warnings, partial(missing, "confirmed"))
             return True
         for decision, state in (("confirm", "rank"), ("begin", "confirmed")):
-            if not _wait_for_keys(store, [f"{state} {rank}" for rank in others], until_rejoin=True):
+            keys = [f"{state} {rank}" for rank in others]
+            if not _wait_for_keys(store, keys, warnings, partial(missing, state), until_rejoin=True):
                 return False
             store.set(decision, "")
     except RuntimeError:
@@ -269,11 +320,19 @@ def _wait_for_all(store: dist.Store, ranks: Ranks) -> bool:
     return True
 
 
-def _wait_for_keys(store: dist.Store, keys: list[str], *, until_rejoin: bool = False) -> bool:
+def _wait_for_keys(
+    store: dist.Store,
+    keys: list[str],
+    warnings: _Warnings,
+    missing: Callable[[], str],
+    *,
+    until_rejoin: bool = False,
+) -> bool:
     """Wait until `store` has `keys`; with `until_rejoin` False as soon as a rank registers again."""
     while not store.check(keys):
         if until_rejoin and store.add("rejoins", 0):
             return False
+        warnings.log_if_due(missing)
         _pause()
     return True
 

@@ -17,8 +17,7 @@ from infra.models.device_copies import use_device
 from infra.models.weights import WeightsDigest, weight_tensors, weights_digest
 from operators.trainer.assembly import BatchAssembly, WholeBatch, empty_reason
 from operators.trainer.checkpoint_files import StoredState
-from operators.trainer.learner import Learner
-from operators.trainer.learner_contract import OpenLearner
+from operators.trainer.learners import open_learner
 from operators.trainer.rank_addresses import AddressFile
 from operators.trainer.ranks import ALONE, Ranks
 from operators.trainer.rendezvous import Rendezvous, join_process_group
@@ -45,8 +44,8 @@ class Replay:
 
     `recorded` is the number of ranks that the batches were made for: this process is one of as many `ranks`, or trains
     all parts alone. `shards` is the number of buffer shards that wrote them. Training begins with `checkpoint`, which a
-    trimmed log needs, or with the model. `open_learner` opens the learner. Raises CheckpointError if the checkpoint
-    cannot be read.
+    trimmed log needs, or with the model. Raises CheckpointError if the checkpoint cannot be read, ValueError for what
+    the learner refuses.
     """
 
     def __init__(
@@ -57,7 +56,6 @@ class Replay:
         ranks: Ranks = ALONE,
         shards: int = 1,
         checkpoint: Path | None = None,
-        open_learner: OpenLearner = Learner,
     ) -> None:
         torch.set_num_threads(config.threads)
         self._model, self._ranks, self._config, self._shards = model, ranks, config, shards

@@ -31,8 +31,6 @@ from operators.trainer.assembly import RejectedMicroBatch, WholeBatch, dead_lett
 from operators.trainer.checkpoint import CheckpointPositions, check_writable
 from operators.trainer.checkpoint_writer import CheckpointWriter
 from operators.trainer.clean_stop import fold_with_ranks, keep_newest
-from operators.trainer.learner import Learner
-from operators.trainer.learner_contract import OpenLearner
 from operators.trainer.manifest_history import ManifestOffsets, PublishedBatches
 from operators.trainer.metrics import finite
 from operators.trainer.persist import CheckpointError, persist
@@ -57,8 +55,8 @@ class TrainBatches:
     """Trains `model` and publishes every version to the store in folder `store`; the epoch is this start's number.
 
     The final model is also written as a Hugging Face folder to `result`. `shards` is the number of buffer shards that
-    write the batches. Weights are published in `dtype`, that of the rollouts. `open_learner`, a class or a function of
-    a module, opens the learner. Metrics share a transaction with those of the next `metrics_s` seconds.
+    write the batches. Weights are published in `dtype`, that of the rollouts. Metrics share a transaction with those of
+    the next `metrics_s` seconds.
     """
 
     config: TrainingConfig
@@ -71,7 +69,6 @@ class TrainBatches:
     publish: PublishSettings = PublishSettings()  # noqa: RUF009 - frozen
     shards: int = 1
     dtype: str = "float32"
-    open_learner: OpenLearner = Learner
     metrics_s: float = 1.0
 
     def resumed(self) -> ShardConfig:
@@ -93,7 +90,7 @@ class _Training:
         self._step = step
         addresses = AddressTopic(step.shard.client, step.shard.run)
         self._training = start_rank_training(
-            step.config, step.model, step.checkpoints, 0, epoch, step.shards, addresses, step.dtype, step.open_learner
+            step.config, step.model, step.checkpoints, 0, epoch, step.shards, addresses, step.dtype
         )
         self._checkpoints = CheckpointWriter(step.config, self._training, step.checkpoints)
         self._result = FinalModel(self._training, step.model, step.result, step.config.checkpoint_tries)

@@ -19,8 +19,6 @@ from operators.trainer.assembly import dead_letters
 from operators.trainer.checkpoint import CheckpointPositions
 from operators.trainer.checkpoint_writer import CheckpointWriter
 from operators.trainer.clean_stop import fold_with_ranks, keep_with_rank_0
-from operators.trainer.learner import Learner
-from operators.trainer.learner_contract import OpenLearner
 from operators.trainer.rank_addresses import AddressTopic
 from operators.trainer.rank_training import RankTraining, start_rank_training
 from operators.trainer.training_config import TrainingConfig
@@ -41,7 +39,6 @@ class TrainFollower:
     rank: int
     shards: int = 1
     dtype: str = "float32"
-    open_learner: OpenLearner = Learner
 
     def resumed(self) -> ShardConfig:
         """The shard, which reads from the newest checkpoint on."""
@@ -54,8 +51,7 @@ class TrainFollower:
         torch.set_num_threads(self.config.threads)
         addresses = AddressTopic(self.shard.client, self.shard.run)
         training = start_rank_training(
-            *(self.config, self.model, self.checkpoints, self.rank, 0, self.shards, addresses, self.dtype),
-            self.open_learner,
+            self.config, self.model, self.checkpoints, self.rank, 0, self.shards, addresses, self.dtype
         )
         return _FollowerTraining(training, CheckpointWriter(self.config, training, self.checkpoints), self.shard.run)
 

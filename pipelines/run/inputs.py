@@ -23,7 +23,7 @@ from pipelines.run.paths import files_read, map_paths
 
 INPUTS_FILE = "inputs.json"
 """The fingerprints of the files that a run reads, and which changes of them were accepted."""
-SECTIONS = frozenset({"prompts", "rollout", "score", "experience", "agents", "model"})
+SECTIONS = frozenset({"prompts", "rollout", "score", "experience", "trainer", "agents", "model"})
 """Sections whose files decide the run's records. Secrets and certificates of others may change at any time."""
 WHOLE_BYTES = 64 << 20
 """A larger file counts by its size and `SAMPLES` parts of it: weights have hundreds of gigabytes."""

@@ -15,7 +15,8 @@ from infra.models.demo_config import PHRASES
 from infra.models.sizes import adapter_parameters, parameter_count, unsupported_features
 from infra.sizes import size_text
 from operators.gateway.config import GatewayConfig
-from operators.trainer.config import WITH_CRITIC
+from operators.trainer.config import BUILT_IN_LEARNER, WITH_CRITIC
+from operators.trainer.training_config import TrainingConfig
 from pipelines.config import Config, ConfigError
 from pipelines.distribution import install_extra
 from pipelines.inspect.run_folders import laminar_command
@@ -129,7 +130,8 @@ def model_problems(config: Config) -> Iterator[str]:
     for what, names in MODEL_PARTS.items():
         if not any((folder / name).is_file() for name in names):
             yield f"model.path: {folder} has no {what} (none of {', '.join(names)})"
-    if (features := unsupported_features(folder)) is not None:
+    own_learner = config.trainer.learner.name != BUILT_IN_LEARNER  # which has its own limits
+    if not own_learner and (features := unsupported_features(folder)) is not None:
         yield f"model.path: {folder} cannot be trained, because its config.json has {features}: take another model"
 
 
@@ -251,7 +253,7 @@ def gpu_problems(config: Config, visible: Sequence[str]) -> Iterator[str]:
     """Reasons why the run cannot use the GPUs `visible` on this machine; none for an emulated run."""
     if config.emulated:
         return
-    rollout, trainer, count = config.rollout, config.trainer, len(visible)
+    rollout, trainer = config.rollout, config.trainer
     try:
         taken = {gpu for process in range(rollout.processes) for gpu in rollout.gpus_of(process, visible)}
     except ValueError as error:
@@ -259,13 +261,10 @@ def gpu_problems(config: Config, visible: Sequence[str]) -> Iterator[str]:
         return
     if not trainer.device.startswith("cuda"):
         return
-    if not count:
-        yield f"trainer.device = {trainer.device!r}, but this machine has no GPU: set trainer.device = 'cpu'"
+    if (absent := _absent_gpu(trainer, range(trainer.ranks), visible)) is not None:
+        yield absent
         return
-    of_ranks = [int(trainer.device_of(rank, visible).partition(":")[2] or 0) for rank in range(trainer.ranks)]
-    if absent := sorted(gpu for gpu in of_ranks if gpu >= count):
-        yield f"the trainer uses GPU {absent[0]}, but this machine has {count} GPUs, numbered from 0"
-        return
+    of_ranks = [_gpu_of_rank(trainer, rank, visible) for rank in range(trainer.ranks)]
     if (used := len(set(of_ranks))) < trainer.ranks:
         yield (
             f"trainer.ranks is {trainer.ranks}, but the trainer has {used} of this machine's GPUs, and ranks share "
@@ -273,26 +272,39 @@ def gpu_problems(config: Config, visible: Sequence[str]) -> Iterator[str]:
             "`laminar submit trainer`"
         )
     shared = taken & {visible[gpu] for gpu in of_ranks}
-    if shared and count > 1:  # a machine with one GPU has no other way
+    if shared and len(visible) > 1:  # a machine with one GPU has no other way
         yield (
             f"trainer and rollouts share GPU {', '.join(sorted(shared))}: give each its own with trainer.gpus and "
             "rollout.gpus, such as trainer.gpus = [0, 1, 2, 3] and rollout.gpus = [4, 5, 6, 7]"
         )
 
 
-def shared_gpus(config: Config, role: Role, others: Iterable[Role], visible: Sequence[str]) -> Iterator[str]:
-    """Reasons why `role`, a trainer's rank or a rollout, would share a GPU with one of the other kind among `others`,
-    which run on this machine with the GPUs `visible`."""
-    if config.emulated or len(visible) < 2:  # a machine with one GPU has no other way
+def absent_gpus(config: Config, role: Role, visible: Sequence[str]) -> Iterator[str]:
+    """Reasons why `role`, if it is a trainer's rank or a rollout, lacks a GPU on a machine with the GPUs `visible`."""
+    if config.emulated:
         return
-    other_kind = {"trainer": "rollout", "rollout": "trainer"}.get(role.pipeline)
+    if role.pipeline == "rollout":
+        try:
+            config.rollout.gpus_of(role.index, visible)
+        except ValueError as error:
+            yield str(error)
+    elif role.pipeline == "trainer" and (absent := _absent_gpu(config.trainer, [role.index], visible)) is not None:
+        yield absent
+
+
+def shared_gpus(config: Config, role: Role, others: Iterable[Role], visible: Sequence[str]) -> Iterator[str]:
+    """Reasons why `role`, a trainer's rank or a rollout, would share a GPU with one of the other kind, or with another
+    rank, among `others`, which run on this machine with the GPUs `visible`."""
+    if config.emulated:
+        return
     for other in others:
-        shared = _gpus_of(config, role, visible) & _gpus_of(config, other, visible)
-        if other.pipeline == other_kind and shared:
-            yield (
-                f"{role.name} and {other.name}, which runs on this machine, share GPU {', '.join(sorted(shared))}: "
-                "give trainer and rollouts their own with trainer.gpus and rollout.gpus"
-            )
+        if other == role or not (shared := _gpus_of(config, role, visible) & _gpus_of(config, other, visible)):
+            continue
+        both = f"{role.name} and {other.name}, which runs on this machine, share GPU {', '.join(sorted(shared))}"
+        if role.pipeline == other.pipeline == "trainer":
+            yield f"{both}, and ranks share none: name more trainer.gpus, or start the rank on another machine"
+        elif role.pipeline != other.pipeline and len(visible) > 1:  # a machine with one GPU has no other way
+            yield f"{both}: give trainer and rollouts their own with trainer.gpus and rollout.gpus"
 
 
 def _gpus_of(config: Config, role: Role, visible: Sequence[str]) -> frozenset[str]:
@@ -301,6 +313,23 @@ def _gpus_of(config: Config, role: Role, visible: Sequence[str]) -> frozenset[st
         with suppress(ValueError):
             return frozenset(config.rollout.gpus_of(role.index, visible))
     elif role.pipeline == "trainer" and config.trainer.device.startswith("cuda"):
-        number = int(config.trainer.device_of(role.index, visible).partition(":")[2] or 0)
+        number = _gpu_of_rank(config.trainer, role.index, visible)
         return frozenset(visible[number : number + 1])
     return frozenset()
+
+
+def _absent_gpu(trainer: TrainingConfig, ranks: Iterable[int], visible: Sequence[str]) -> str | None:
+    """That one of `ranks` uses a GPU that is not among those `visible`."""
+    if not trainer.device.startswith("cuda"):
+        return None
+    if not visible:
+        return f"trainer.device = {trainer.device!r}, but this machine has no GPU: set trainer.device = 'cpu'"
+    absent = [gpu for rank in ranks if (gpu := _gpu_of_rank(trainer, rank, visible)) >= len(visible)]
+    if not absent:
+        return None
+    return f"the trainer uses GPU {min(absent)}, but this machine has {len(visible)} GPUs, numbered from 0"
+
+
+def _gpu_of_rank(trainer: TrainingConfig, rank: int, visible: Sequence[str]) -> int:
+    """The number, among those `visible` on its machine, of the GPU of `rank`."""
+    return int(trainer.device_of(rank, visible).partition(":")[2] or 0)

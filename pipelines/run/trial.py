@@ -28,6 +28,7 @@ from operators.prompts.refused_rows import estimate_refused, refusal_kind
 from operators.prompts.rendering import PromptTooLong, render
 from operators.prompts.sources import PromptSource, open_tasks
 from operators.prompts.synthetic import SyntheticTokenizer
+from operators.trainer.config import BUILT_IN_LEARNER
 from pipelines.config import Config
 from pipelines.config_draft import WHOLE, names_any
 from pipelines.inspect.run_files import CONFIG_FILE
@@ -146,7 +147,12 @@ def try_config(
             check_rewards(config, prompts, found, started)
         if "rollout" in roles and _is_given(_ENVIRONMENTS, replaced):
             check_environments(config, prompts, found, started)
-        buffer, limit = config.experience, config.run.check_timeout_s
+        buffer, learner, limit = config.experience, config.trainer.learner.name, config.run.check_timeout_s
+        if "trainer" in roles and learner != BUILT_IN_LEARNER:
+            from operators.trainer.learners import load_learner  # deferred: it and its imports take seconds
+
+            started(f"the import of trainer.learner.name {learner}")
+            _load(found, "trainer.learner.name", limit, partial(load_learner, learner))
         if "experience" in roles:
             started("the buffer's sampler, writers and evictions")
             _load(found, "experience", limit, buffer.make_sampler, buffer.make_writers, buffer.make_evictions)

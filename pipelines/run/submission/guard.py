@@ -35,8 +35,8 @@ from pipelines.inspect.run_state.local_run import submitted_roles
 from pipelines.inspect.run_state.refused import refused
 from pipelines.inspect.run_state.state import fold_all, new_run
 from pipelines.present.view.watch import Watch
-from pipelines.roles import ALL_SHARDS, DATA_PLANE, WITH_STORE, Role, RoleProcess
-from pipelines.run.preflight import shared_gpus
+from pipelines.roles import ALL_SHARDS, DATA_PLANE, WITH_ENGINE, WITH_STORE, Role, RoleProcess
+from pipelines.run.preflight import absent_gpus, shared_gpus
 from pipelines.run.resharding import reshard_score
 from pipelines.run.run_guard import COLUMNS, RunFailing, RunGuard
 from pipelines.run.run_kafka import WAIT_S
@@ -52,16 +52,19 @@ from schemas.topics import EXPERIENCES, INBOX, METRICS, TRAJECTORIES
 def prepare(draft: ConfigDraft, process: RoleProcess, note: Callable[[str], None]) -> None:
     """Wait for Kafka and create the run's missing topics; `note` receives one-line messages.
 
-    Raises ConfigError if `draft` is wrong or incomplete for a role or trainer and rollouts would share a GPU,
+    Raises ConfigError if `draft` is wrong or incomplete for a role, or its GPU is absent or another role's,
     BrokerUnreachable, TopicError, UnsuitableKafka.
     """
     config = draft.config
     problems = [problem for role in process.roles for problem in role_problems(config, role)]
-    separated = "CUDA_VISIBLE_DEVICES" in os.environ  # the other role may have other GPUs by it
-    if not (config.emulated or separated) and process.roles[0].pipeline in ("trainer", "rollout"):
-        others = [role for role, pid in roles_here(config) if pid != os.getpid()]
-        problems += shared_gpus(config, process.roles[0], others, visible_gpus())
-    own = replace(config, kafka=config.kafka.for_role(process.roles[0].pipeline))
+    first = process.roles[0]  # one with an engine is alone
+    if first.pipeline in WITH_ENGINE and not config.emulated:
+        gpus = visible_gpus()
+        problems += absent_gpus(config, first, gpus)
+        if "CUDA_VISIBLE_DEVICES" not in os.environ:  # else the other role may have other GPUs by it
+            others = [role for role, pid in roles_here(config) if pid != os.getpid()]
+            problems += shared_gpus(config, first, others, gpus)
+    own = replace(config, kafka=config.kafka.for_role(first.pipeline))
     try:
         client = own.kafka.client()
     except ValueError as error:

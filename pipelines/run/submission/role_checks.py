@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from infra.listening import is_loopback, resolved_address
+from infra.machine import visible_gpus
 from pipelines.config import Config, ConfigError, ConfigProblems, load_config
 from pipelines.inspect.submissions import Submission
-from pipelines.roles import WITH_STORE, Role
+from pipelines.roles import WITH_ENGINE, WITH_STORE, Role
 from pipelines.run.inputs import accept_inputs, changed_inputs, changed_text, record_inputs
 from pipelines.run.learnability import unlearnable
 from pipelines.run.paths import files_read
-from pipelines.run.preflight import port_problems, store_problems, unknown_environments
+from pipelines.run.preflight import absent_gpus, model_problems, port_problems, store_problems, unknown_environments
 from pipelines.run.run_names import UNNAMED
 from pipelines.run.topics import existing_topics
 from pipelines.shards import partitions_of
@@ -29,11 +32,15 @@ def role_problems(config: Config, role: Role) -> Iterator[str]:
         yield UNNAMED
     if role.pipeline in ("prompts", "rollout"):
         yield from unknown_environments(config)
-    if role.pipeline in _READS_MODEL and not config.emulated:
+    if role.pipeline in WITH_ENGINE and not config.emulated:
+        yield from model_problems(config)
+    elif role.pipeline in _READS_MODEL and not config.emulated:
         try:
             config.model_folder()
         except ConfigError as error:
             yield str(error)
+    if role == Role("trainer") and config.trainer.ranks > 1:
+        yield from _rank_0_problem(config.trainer.rank_0_host)
     if role.pipeline in ("experience", "trainer"):
         yield from unlearnable(config)
     sections = (role.pipeline, *_SECTIONS.get(role.pipeline, ()))
@@ -48,6 +55,20 @@ def role_problems(config: Config, role: Role) -> Iterator[str]:
             )
 
 
+def _rank_0_problem(host: str) -> Iterator[str]:
+    """That rank 0 would listen at `host` where no other machine reaches it: /etc/hosts may give a machine's own name a
+    loopback address."""
+    if is_loopback(host):  # by intention: all ranks are here
+        return
+    with suppress(OSError):  # the name may be known later
+        address = resolved_address(host)
+        if is_loopback(address):
+            yield (
+                f"trainer.rank_0_host: {host} is {address} on this machine, which ranks on others do not reach: set "
+                "the address by which they do, or correct /etc/hosts; for ranks on this machine alone set 127.0.0.1"
+            )
+
+
 def submission_problems(config: Config, submitted: Submission) -> Iterator[str]:
     """As `role_problems`, of all roles that `submitted` runs."""
     problems = (role_problems(config, role) for role in submitted.roles(config))
@@ -55,13 +76,15 @@ def submission_problems(config: Config, submitted: Submission) -> Iterator[str]:
 
 
 def place_problems(config: Config, submitted: Submission) -> Iterator[str]:
-    """Why the roles that `submitted` runs could not start now: ports, space for weights on this machine, and Kafka.
+    """Why the roles that `submitted` runs could not start now: ports, GPUs, space for weights on this machine, Kafka.
 
     Not for a resumed role, which waits until Kafka has started.
     """
     roles = submitted.roles(config)
     if any(role.pipeline in WITH_STORE for role in roles):
         yield from store_problems(config)
+    if roles[0].pipeline in WITH_ENGINE:
+        yield from absent_gpus(config, roles[0], visible_gpus())
     # The processes of a gateway share its port, and one that has lost its respawner is replaced.
     if submitted.index == 0 and submitted.working_process() is None:
         yield from port_problems(config, [role.pipeline for role in roles])
@@ -90,6 +113,7 @@ def _uses_own_code(config: Config, pipeline: str) -> bool:
     names = {
         "score": [spec.name for rubric in config.score.tasks or (config.score,) for spec in rubric.rewards],
         "rollout": [spec.name for spec in config.rollout.environments],
+        "trainer": [config.trainer.learner.name],
         "experience": [each.name for each in (buffer.sampler, *buffer.writers, *buffer.evictions)],
         "autoscaler": [] if config.autoscaling is None else [config.autoscaling.policy],
         "agents": [] if config.agents is None else [config.agents.function],

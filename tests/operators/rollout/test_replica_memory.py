@@ -15,6 +15,7 @@ from infra.models.checkpoint_folder import load_model
 from infra.models.sizes import kv_values, readable_config
 from infra.sizes import GIB
 from operators.rollout.config import RolloutConfig
+from operators.rollout.engine import CannotGenerate
 from operators.rollout.forward_runner import kv_geometry
 from operators.rollout.replica_memory import ReplicaMemory, choose_slots, fitting_slots
 
@@ -72,12 +73,30 @@ def test_slots_beyond_the_memory_are_an_error_with_numbers(
         choose_slots(RolloutConfig(slots=slots, context=context), model, torch.device("cuda"))
 
 
-def test_backend_rejects_a_model_before_it_is_loaded(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("total", "permanent"), [(8 << 30, False), (2000, True)])
+def test_backend_rejects_a_model_before_it_is_loaded(
+    model: Path, monkeypatch: pytest.MonkeyPatch, total: int, permanent: bool
+) -> None:
     loaded: list[Path] = []
     monkeypatch.setattr(backends, "empty_model", loaded.append)
     monkeypatch.setattr("operators.rollout.model_backend.load_tokenizer", lambda folder: None)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000, total=total))
     backend = backends.TransformersBackend(RolloutConfig(), model, model / "store")
-    with pytest.raises(ValueError, match=r"a replica's weights need .* but this machine has 1\.0 KiB free"):
+    with pytest.raises(ValueError, match=r"a replica's weights need .* but this machine has 1\.0 KiB free") as refusal:
         backend.engine()
+    assert isinstance(refusal.value, CannotGenerate) == permanent
     assert not loaded
+
+
+def test_backend_without_its_gpus_cannot_generate(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "visible_gpus", lambda: ("0", "1"))
+    with pytest.raises(CannotGenerate, match=r"rollout\.gpus has 4, but this machine has 2 GPUs"):
+        backends.TransformersBackend(RolloutConfig(gpus=(4,)), model, model / "store")
+
+
+def test_slots_that_a_gpu_will_have_are_no_permanent_error(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for total, permanent in ((80 << 30, False), (2000, True)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, total=total: (1000, total))
+        with pytest.raises(ValueError, match="a replica needs") as refusal:
+            choose_slots(RolloutConfig(context=64), model, torch.device("cuda"))
+        assert isinstance(refusal.value, CannotGenerate) == permanent

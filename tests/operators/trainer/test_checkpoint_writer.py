@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,14 +18,16 @@ from trainer_batches import make_batch, save_tiny_model
 
 from infra.models.checkpoint_list import list_checkpoints
 from operators.io.elements import Output, Polled
-from operators.trainer import checkpoint, checkpoint_writer, clean_stop, rank_training
+from operators.trainer import checkpoint, checkpoint_writer, clean_stop, joint_actions, rank_training
 from operators.trainer.assembly import CannotTrain
 from operators.trainer.checkpoint import write_checkpoint
 from operators.trainer.checkpoint_files import TrainerPosition
 from operators.trainer.checkpoint_writer import CheckpointWriter
 from operators.trainer.clean_stop import fold_with_ranks, keep_newest, keep_with_rank_0
 from operators.trainer.config import LearnerConfig, LoraConfig
+from operators.trainer.learner import Learner
 from operators.trainer.persist import CheckpointError
+from operators.trainer.published_weights import PublishedWeights
 from operators.trainer.rank_training import RankTraining
 from operators.trainer.ranks import Ranks
 from operators.trainer.rendezvous import Rendezvous
@@ -114,6 +116,42 @@ def test_other_ranks_are_watched_during_an_update(training: RankTraining, monkey
     monkeypatch.setattr(rank_training, "watch_ranks", record)
     training.train()
     assert watched == [(training.rendezvous, torch.device("cpu"))]
+
+
+def test_other_ranks_are_watched_wherever_layers_are_gathered(
+    tmp_path: Path, training: RankTraining, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over NCCL a rank would wait `collective_timeout_s` for one that has ended."""
+    watching, done = list[bool](), list[str]()
+
+    @contextmanager
+    def watch(*_: object) -> Iterator[None]:
+        watching.append(True)
+        yield
+        watching.pop()
+
+    def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted_call(*arguments: Any, **options: Any) -> Any:
+            done.append(name if watching else f"{name}, not watched")
+            return call(*arguments, **options)
+
+        return noted_call
+
+    for module in (rank_training, joint_actions):
+        monkeypatch.setattr(module, "watch_ranks", watch)
+    monkeypatch.setattr(joint_actions, "open_file", lambda *_: nullcontext(None))
+    monkeypatch.setattr(joint_actions, "write_parts", noted("write", lambda *_: None))
+    monkeypatch.setattr(PublishedWeights, "items", noted("gather", PublishedWeights.items))
+    monkeypatch.setattr(rank_training, "open_learner", noted("open", rank_training.open_learner))
+    monkeypatch.setattr(Learner, "restore", noted("restore", Learner.restore))
+    write_checkpoint(tmp_path / "checkpoints", training.state(), training.position)
+    resumed = RankTraining(CONFIG, tmp_path / "model", tmp_path / "checkpoints", 2)
+    assert resumed.resumed_from == PolicyVersion(1, 1)
+    resumed.weights.write_to(tmp_path / "model" / "config.json", {})
+    for action in (joint_actions._Action.WRITE, joint_actions._Action.GATHER):
+        assert resumed._joint._join(action)
+    list(resumed.full_weights.items())
+    assert done == ["open", "restore", "write", "write", "gather", "gather"]
 
 
 def test_ranks_fold_on_their_device_on_every_thread(training: RankTraining, monkeypatch: pytest.MonkeyPatch) -> None:

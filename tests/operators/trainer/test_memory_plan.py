@@ -12,6 +12,7 @@ from trainer_batches import save_tiny_model
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from infra.models.checkpoint_folder import load_model
+from operators.trainer.assembly import CannotTrain
 from operators.trainer.config import AlgorithmConfig, LearnerConfig, LoraConfig
 from operators.trainer.memory_plan import (
     TARGETS,
@@ -23,6 +24,7 @@ from operators.trainer.memory_plan import (
     shape_of,
     shape_of_config,
 )
+from operators.trainer.rank_checks import check_device_memory
 from operators.trainer.rank_training import RankTraining
 from operators.trainer.training_config import TrainingConfig
 
@@ -164,10 +166,33 @@ def test_too_little_memory_is_an_error_with_numbers_and_settings() -> None:
         check_memory(plan, 1 << 30, "cpu", 2)
 
 
-def test_training_rejects_a_model_before_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("total", "kind"), [(8 << 30, ValueError), (2000, CannotTrain)])
+def test_training_rejects_a_model_before_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int, kind: type[Exception]
+) -> None:
+    """Each start would fail again only if no other process can free enough."""
     model = save_tiny_model(tmp_path / "model")
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
-    with pytest.raises(ValueError, match=r"a rank needs .* but cpu has 1\.0 KiB free"):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000, total=total))
+    says = r"a rank needs .* but cpu has 1\.0 KiB free.*" + (
+        r"only 2\.0 KiB in all$" if total == 2000 else r"memory`\)$"
+    )
+    with pytest.raises(kind, match=says):
+        RankTraining(TrainingConfig(), model, tmp_path / "checkpoints", 1)
+
+
+def test_ranks_of_two_machines_share_the_memory_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = save_tiny_model(tmp_path / "model")
+    needed = plan_memory(shape_of(model), 4, LearnerConfig()).total
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2 * needed, total=2 * needed))
+    check_device_memory(model, TrainingConfig(ranks=4), "cpu", here=2)
+    with pytest.raises(CannotTrain, match=r"but cpu \(a share of 4\) has"):
+        check_device_memory(model, TrainingConfig(ranks=4), "cpu", here=4)
+
+
+def test_training_ends_for_good_without_weights(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "model")
+    (model / "model.safetensors").unlink()
+    with pytest.raises(CannotTrain, match=r"the model in .* cannot be read: "):
         RankTraining(TrainingConfig(), model, tmp_path / "checkpoints", 1)
 
 

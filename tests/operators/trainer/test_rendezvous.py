@@ -24,9 +24,11 @@ from infra.kafka.properties import ClientProperties
 from infra.listening import listening_socket, listening_sockets
 from infra.runners.stopping import STOPPING
 from operators.trainer import rendezvous as rendezvous_module
+from operators.trainer.assembly import CannotTrain
 from operators.trainer.config import CriticConfig, LearnerConfig
 from operators.trainer.rank_addresses import AddressFile, AddressTopic
-from operators.trainer.rank_training import _common_settings, start_rank_training
+from operators.trainer.rank_checks import common_settings
+from operators.trainer.rank_training import start_rank_training
 from operators.trainer.ranks import Ranks
 from operators.trainer.rendezvous import (
     RankLost,
@@ -90,7 +92,7 @@ def test_restarted_rank_ends_the_rendezvous_for_a_new_one(ranks: RankThreads) ->
 def test_rank_that_ends_while_others_are_awaited_is_replaced(ranks: RankThreads) -> None:
     """Else the others would wait for it in a collective, up to trainer.collective_timeout_s."""
     zero, address_of_three = ranks.start(0, 3), RankAddress("", 0, "", 3, 0, "", 0)
-    while (store := _find(AddressFile(ranks.file), 1, address_of_three)) is None:
+    while isinstance(store := _find(AddressFile(ranks.file), 1, address_of_three), str):
         assert not zero.done()
     two = ranks.start(2, 3)
     while not store.check(["rank 2"]):
@@ -140,9 +142,45 @@ def test_rank_with_other_settings_than_rank_0_does_not_register(
     addresses = AddressFile(tmp_path / "ranks.json")
     settings = ("rollout.dtype=float32", "trainer.learner.epochs=1")
     addresses.write(replace(address(server.port, "present"), **({"settings": settings} | other)))
-    with pytest.raises(ValueError, match=what):
+    with pytest.raises(CannotTrain, match=what):
         wait_for_ranks(addresses, TWO[1], model="of 1B", settings=settings)
     assert not store.check(["rank 1"])
+
+
+def test_ranks_that_wait_warn_with_ranks_address_and_reason(
+    ranks: RankThreads, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rendezvous_module, "FIRST_WARNING_S", 0.0)
+    monkeypatch.setattr(rendezvous_module, "WARNING_S", 0.0)
+
+    def wait_for(*texts: str) -> None:
+        while not any(all(text in message for text in texts) for message in caplog.messages):
+            assert not any(each.done() for each in started)
+        caplog.clear()
+
+    started = [ranks.start(2, 4)]
+    wait_for("rank 2 waits for rank 0, but it has not published its address")
+    unused = listening_socket("127.0.0.1")
+    port = unused.getsockname()[1]
+    unused.close()
+    AddressFile(ranks.file).write(address(port))
+    wait_for(f"rank 0, but 127.0.0.1:{port} cannot be reached from", "Connection refused", "set trainer.rank_0_host")
+    started.append(ranks.start(0, 4))
+    for rank in (0, 2):
+        wait_for(f"rank {rank} waits for ranks 1, 3 to register with rank 0 at 127.0.0.1:", "(trainer.rank_0_host)")
+
+
+def test_rank_warns_after_30_s_and_then_each_minute(caplog: pytest.LogCaptureFixture) -> None:
+    times = iter([0.0, 29.0, 30.0, 30.0, 31.0, 89.0, 90.0, 90.0, 149.0])
+    warnings = rendezvous_module._Warnings(3, lambda: next(times))
+    for number in range(6):
+        warnings.log_if_due(lambda number=number: f"rank 0, at {number}")
+    assert caplog.messages == ["rank 3 waits for rank 0, at 1", "rank 3 waits for rank 0, at 4"]
+
+
+def test_rank_0_names_the_setting_of_an_address_elsewhere(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"rank 0 cannot listen at 192\.0\.2\.7: .*\. Set trainer\.rank_0_host to an"):
+        wait_for_ranks(AddressFile(tmp_path / "ranks.json"), TWO[0], "192.0.2.7")
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"host": 3}', "no JSON"])
@@ -178,13 +216,14 @@ def test_ranks_connect_to_the_newest_address_of_the_topic(broker: Broker, run_id
         ({}, 2, "float32", "experience.shards=2"),
         ({}, 1, "bfloat16", "rollout.dtype=bfloat16"),
         ({"gpus": (1, 2), "device": "cuda", "rank_0_host": "10.0.0.1"}, 1, "float32", ""),
+        ({"learner": LearnerConfig(name="there/my.py:Own")}, 1, "float32", "trainer.learner.name=my.py:Own"),
     ],
 )
 def test_settings_that_all_ranks_need_are_part_of_the_address(
     changed: dict[str, Any], shards: int, dtype: str, name: str
 ) -> None:
-    before = _common_settings(TrainingConfig(ranks=2), 1, "float32")
-    after = _common_settings(TrainingConfig(ranks=2, **changed), shards, dtype)
+    before = common_settings(TrainingConfig(ranks=2), 1, "float32")
+    after = common_settings(TrainingConfig(ranks=2, **changed), shards, dtype)
     different = [each for each in after if each not in before]
     assert len(different) == bool(name)
     assert name in "".join(different)
@@ -197,9 +236,27 @@ def address(port: int, token: str = "of an ended rank") -> RankAddress:
 
 def test_rank_without_the_model_fails_before_the_rendezvous(tmp_path: Path) -> None:
     addresses = AddressFile(tmp_path / "ranks.json")
-    with pytest.raises(FileNotFoundError, match=r"rank 0 has no model at .*: copy the folder of model.path"):
+    with pytest.raises(CannotTrain, match=r"rank 0 has no model at .*: copy the folder of model.path"):
         start_rank_training(TrainingConfig(ranks=2), tmp_path / "model", tmp_path, 0, 1, 1, addresses)
     assert addresses.newest() is None
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "reason"),
+    [
+        ("gpu", 0, "Expected one of cpu, cuda"),
+        ("cuda", 0, "torch finds 0 GPUs on"),
+        ("cuda:1", 1, "torch finds 1 GPU on"),
+    ],
+)
+def test_rank_without_its_device_fails_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, gpus: int, reason: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    with pytest.raises(CannotTrain, match=f"the trainer cannot use the device '{device}': {reason}.*trainer.gpus"):
+        start_rank_training(
+            TrainingConfig(device=device), tmp_path, tmp_path, 0, 1, 1, AddressFile(tmp_path / "ranks.json")
+        )
 
 
 def test_shutdown_ends_the_wait_for_ranks(ranks: RankThreads) -> None:

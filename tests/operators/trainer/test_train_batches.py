@@ -21,7 +21,7 @@ from infra.models.weights import weights_digest
 from infra.store import incoming_version as arriving
 from infra.store.weight_store import WeightStore
 from operators.io.elements import Polled
-from operators.trainer import version_publisher
+from operators.trainer import rank_training, version_publisher
 from operators.trainer.config import LearnerConfig
 from operators.trainer.learner import Learner
 from operators.trainer.ranks import ALONE, Ranks
@@ -350,14 +350,16 @@ class CountedLearner(Learner):
         self.opened.append(self)
 
 
-def test_another_learner_trains_the_log_and_its_replay(trainer: Trainer) -> None:
-    trainer.step = replace(trainer.step, open_learner=CountedLearner)
+def test_another_learner_trains_the_log_and_its_replay(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(trainer.step.config, learner=LearnerConfig(name=f"{__name__}:CountedLearner", warmup_steps=0))
+    monkeypatch.setattr(rank_training, "check_device_memory", None)  # the plan is for the built-in learner
+    trainer.step = replace(trainer.step, config=config)
     trainer.shard = Shard(trainer.log, trainer.step.resumed(), pickle.loads(pickle.dumps(trainer.step)).restore)
     trainer.start()
     trainer.feed(0, 1)
     trainer.run(3)
     parts = [(part, 0, offset) for offset, part in enumerate(trainer.log.rows(BATCHES))]
-    replay = Replay(trainer.step.config, trainer.step.model, open_learner=CountedLearner)
+    replay = Replay(trainer.step.config, trainer.step.model)
     assert len(list(replay.train(parts))) == 2
     assert [learner.updates for learner in CountedLearner.opened] == [2, 2]
     published = trainer.weights("1.2")

@@ -26,6 +26,8 @@ WRONG: list[tuple[type, str, Any]] = [
     (AlgorithmConfig, "max_response_tokens", 0),
     (AlgorithmConfig, "kl_coefficient", -1.0),
     (AlgorithmConfig, "std_epsilon", float("inf")),
+    (LearnerConfig, "name", "megatron"),
+    (LearnerConfig, "name", ":Own"),
     (LearnerConfig, "learning_rate", -1e-4),
     (LearnerConfig, "final_learning_rate", 1.0),
     (LearnerConfig, "warmup_steps", -1),

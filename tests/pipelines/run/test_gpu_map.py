@@ -11,7 +11,7 @@ from pipelines.config import parse_config
 from pipelines.roles import Role
 from pipelines.run import learnability
 from pipelines.run.learnability import doubtful_settings
-from pipelines.run.preflight import gpu_problems, shared_gpus
+from pipelines.run.preflight import absent_gpus, gpu_problems, shared_gpus
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,13 @@ def test_gpu_problems_of_a_machine(trainer: dict[str, Any], rollout: dict[str, A
         ("rollout-1", "rollout-5", "0123", ""),  # rollouts of other machines wrap around
         ("trainer-0", "rollout-0", "0", ""),
         ("trainer-0", "rollout-0", "", ""),
+        ("trainer-0", "trainer-0 trainer-1", "0123", ""),
+        (
+            "trainer-2",
+            "trainer-0 trainer-1",
+            "0123",
+            "trainer, which runs on this machine, share GPU 0, and ranks share",
+        ),
     ],
 )
 def test_shared_gpus_of_submitted_roles(role: str, others: str, visible: str, says: str) -> None:
@@ -60,6 +67,35 @@ def test_shared_gpus_of_submitted_roles(role: str, others: str, visible: str, sa
     here = [Role(name, int(index)) for name, _, index in (each.rpartition("-") for each in others.split())]
     name, _, index = role.rpartition("-")
     problems = list(shared_gpus(config, Role(name, int(index)), here, tuple(visible)))
+    assert len(problems) == bool(says)
+    assert says in "".join(problems)
+
+
+@pytest.mark.parametrize(
+    ("role", "trainer", "rollout", "visible", "says"),
+    [
+        (Role("trainer"), {"device": "cuda"}, {}, "", "trainer.device = 'cuda', but this machine has no GPU"),
+        (Role("trainer", 9), {"device": "cuda", "ranks": 16}, {}, "01234567", ""),
+        (Role("trainer", 9), {"device": "cuda", "ranks": 16, "gpus": [2, 8]}, {}, "01234567", "the trainer uses GPU 8"),
+        (Role("trainer", 8), {"device": "cuda", "ranks": 16, "gpus": [2, 8]}, {}, "01234567", ""),
+        (Role("trainer"), {}, {"gpus": [4]}, "01", ""),
+        (
+            Role("rollout", 5),
+            {"device": "cuda"},
+            {"gpus": [4]},
+            "01",
+            "rollout.gpus has 4, but this machine has 2 GPUs",
+        ),
+        (Role("rollout"), {"device": "cuda"}, {}, "", ""),
+        (Role("rollout"), {}, {"gpus": [4], "engine": "emulated"}, "01", ""),
+        (Role("score"), {"device": "cuda"}, {"gpus": [4]}, "", ""),
+    ],
+)
+def test_absent_gpus_of_a_submitted_role(
+    role: Role, trainer: dict[str, Any], rollout: dict[str, Any], visible: str, says: str
+) -> None:
+    config = parse_config({"trainer": trainer, "rollout": rollout}, "my.toml")
+    problems = list(absent_gpus(config, role, tuple(visible)))
     assert len(problems) == bool(says)
     assert says in "".join(problems)
 

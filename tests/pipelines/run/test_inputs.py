@@ -21,6 +21,7 @@ def config_of(folder: Path, **sections: Any) -> Config:
     (folder / "beside.py").write_text("def value(): return 1\n")
     (folder / "parts").mkdir()
     (folder / "unused.py").write_text("")
+    (folder / "learner.py").write_text("")
     for name in ("__init__.py", "one.py", "other.py"):
         (folder / "parts" / name).write_text("from . import other\n" if name == "one.py" else "")
     table: dict[str, Any] = {
@@ -28,6 +29,7 @@ def config_of(folder: Path, **sections: Any) -> Config:
         "model": {"path": str(folder / "model")},
         "prompts": {"source": "jsonl", "path": str(folder / "rows.jsonl")},
         "score": {"rewards": [{"name": f"{folder}/mine.py:mine"}]},
+        "trainer": {"learner": {"name": f"{folder}/learner.py:Own"}},
         **sections,
     }
     return parse_config(table, "test")
@@ -40,7 +42,7 @@ def test_changed_inputs_names_each_file_until_it_is_accepted(tmp_path: Path) -> 
     for name in ("unused.py", "model/.cache"):
         (tmp_path / name).write_text("changed")
     assert changed_inputs(config, file) == []
-    for name in ("rows.jsonl", "mine.py", "beside.py", "parts/other.py", "model/config.json"):
+    for name in ("rows.jsonl", "mine.py", "beside.py", "learner.py", "parts/other.py", "model/config.json"):
         before = (tmp_path / name).read_text()
         (tmp_path / name).write_text(f"{before} ")
         assert changed_inputs(config, file) == [f"{tmp_path / name} has changed"]
@@ -78,7 +80,7 @@ def test_large_file_counts_by_its_parts(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_environment_of_laminar_is_no_file_of_the_user(tmp_path: Path) -> None:
     prompts = {"task": "gcd", "environment": "operators.rollout.environments.guess:Guess"}
-    config = config_of(tmp_path, prompts=prompts, score={"rewards": [{"name": "environment"}]})
+    config = config_of(tmp_path, prompts=prompts, score={"rewards": [{"name": "environment"}]}, trainer={})
     record_inputs(config, file := tmp_path / "inputs.json")
     assert f'"{tmp_path}/model/config.json"' in file.read_text()
     assert ".py" not in file.read_text()

@@ -19,6 +19,7 @@ TABLE: dict[str, Any] = {
     "prompts": {"source": "jsonl", "path": "questions.jsonl", "heldout_path": "~/heldout.jsonl"},
     "rollout": {"emulation": {"lengths": {"file": "lengths.jsonl"}}},
     "relay": {"token_file": "token"},
+    "trainer": {"learner": {"name": "deep/learner.py:Own"}},
     "score": {"rewards": [{"name": "exact"}, {"name": "deep/mine.py:judge", "weight": 2.0}, {"name": "mine:other"}]},
 }
 
@@ -39,6 +40,7 @@ def test_with_absolute_paths_makes_all_paths_absolute(tmp_path: Path, monkeypatc
         "rollout.emulation.lengths.file": tmp_path / "lengths.jsonl",
         "relay.token_file": tmp_path / "token",
         "score.rewards": Path(script),
+        "trainer.learner": tmp_path / "deep" / "learner.py",
     }
     monkeypatch.chdir("/")
     assert with_absolute_paths(absolute) == absolute
@@ -67,6 +69,7 @@ def test_paths_in_a_file_are_relative_to_its_folder(tmp_path: Path, monkeypatch:
         "rollout.emulation.lengths.file": beside / "lengths.jsonl",
         "relay.token_file": beside / "token",
         "score.rewards": beside / "deep/mine.py",
+        "trainer.learner": beside / "deep/learner.py",
     }
 
 

@@ -12,7 +12,9 @@ import pytest
 from infra.models.checkpoint_folder import save_folder
 from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
+from operators.rollout.engine import CannotGenerate
 from operators.trainer.assembly import CannotTrain, MissingBatch
+from operators.trainer.config import LearnerConfig
 from operators.trainer.persist import CheckpointError, CheckpointsUnavailable, persist
 from operators.trainer.rank_training import RankTraining
 from operators.trainer.training_config import TrainingConfig
@@ -26,6 +28,7 @@ ERRORS = [
     (CheckpointError("cannot write checkpoint 1.2"), "cannot write checkpoint 1.2"),
     (MissingBatch("global batch 7 is missing"), "global batch 7 is missing"),
     (CannotTrain("5 consecutive batches"), "5 consecutive batches"),
+    (CannotGenerate("rollout.gpus has 4"), "rollout.gpus has 4"),
 ]
 
 
@@ -61,6 +64,15 @@ def test_trainer_is_not_restarted_after_its_learner_refuses(
     assert run_role(monkeypatch, tmp_path, refusal.value) == roles.CANNOT_RUN
     assert "the trainer cannot start: the model in" in (found := capsys.readouterr().err)
     assert "only full attention can be trained" in found
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("none.py:Own", "there is no file"), ("absent.module:Own", "there is no module 'absent'")]
+)
+def test_trainer_is_not_restarted_without_its_learner(tmp_path: Path, name: str, says: str) -> None:
+    config = TrainingConfig(learner=LearnerConfig(name=name))
+    with pytest.raises(CannotTrain, match=rf"the trainer cannot start: trainer\.learner\.name: '{name}' .*: {says}"):
+        RankTraining(config, tmp_path / "model", tmp_path / "checkpoints", 1)
 
 
 @pytest.mark.parametrize(("cause", "restarted"), [(TimeoutError("no answer"), True), (OSError(ENOSPC, "full"), False)])

@@ -20,9 +20,15 @@ from pipelines.run.trial import try_config
         ({}, None),
         ({"lora": {"rank": 2, "targets": ["q_porj"]}}, "lora.targets: no layer is called 'q_porj'"),
         ({"parameter_groups": [{"match": "nrom"}]}, "parameter_groups: match = 'nrom' matches no"),
+        ({"parameter_groups": [{"match": "nrom"}], "name": "own.py:open"}, None),  # it has its own limits
+        ({"name": "own.py:opne"}, "name: "),
+        ({"name": "none.py:Own"}, "name: there is no file"),
     ],
 )
 def test_trial_names_what_the_learner_would_refuse(tmp_path: Path, learner: dict[str, Any], reason: str | None) -> None:
+    (tmp_path / "own.py").write_text("def open(config, model, device, ranks): ...")
+    if ":" in learner.get("name", ""):
+        learner = {**learner, "name": f"{tmp_path}/{learner['name']}"}
     model, tokenizer = build_demo_model(DemoModelConfig(layers=1))
     save_folder(model, tokenizer, tmp_path / "model")
     table = {"run": {"name": "trial"}, "prompts": {"task": "gcd"}, "model": {"path": str(tmp_path / "model")}}

@@ -19,13 +19,13 @@ import pytest
 from infra.store.names import default_root
 from infra.store.ownership import open_folder
 from pipelines.cli.main import main
-from pipelines.config import ConfigDraft, ConfigError, load_config, parse_config, save_config
+from pipelines.config import Config, ConfigDraft, ConfigError, load_config, parse_config, save_config
 from pipelines.inspect.run_folders import read_run
 from pipelines.inspect.submissions import Submission, read_submission, submissions
 from pipelines.roles import Role, submitted_process
 from pipelines.run.inputs import record_inputs
 from pipelines.run.paths import with_absolute_paths
-from pipelines.run.submission import guard
+from pipelines.run.submission import guard, role_checks
 from pipelines.run.submission.detached import (
     AlreadySubmitted,
     _refuse_in_foreground,
@@ -80,6 +80,13 @@ def submitted(folder: Path, pipeline: str, model: str = "/nowhere", index: int =
     kafka = {"bootstrap_servers": "127.0.0.1:9", "partitions": 2}
     save_config(parse_config({**table, "kafka": kafka}, "a test"), submission.config)
     return submission
+
+
+def make_model(folder: Path) -> None:
+    """Make the files of a model, without content."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (folder / name).write_text("{}")
 
 
 def test_refuse_in_foreground_trusts_names_of_own_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,6 +178,7 @@ def test_resume_changes_a_setting_of_the_roles_that_read_it(
         return submission
 
     monkeypatch.setattr("pipelines.run.submission.detached.start_respawner", start_respawner)
+    make_model(folder)
     pids = {}
     for pipeline in ("placement", "trainer", "score", "rollout"):
         pids[pipeline], created = start()
@@ -269,14 +277,75 @@ def test_stop_removes_the_store_of_a_run_unless_it_is_in_use(folder: Path, lamin
     assert not store.exists()
 
 
+def on_gpus(folder: Path, model: Path, **trainer: Any) -> Config:
+    """A run with the trainer on GPUs, and `model`."""
+    make_model(model)
+    table = {"run": {"name": folder.name}, "trainer": {"device": "cuda", **trainer}, "model": {"path": str(model)}}
+    return parse_config({**table, "kafka": {"bootstrap_servers": "127.0.0.1:9"}}, "a test")
+
+
 def test_submitted_trainer_refuses_the_gpus_of_a_rollout(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Start
 ) -> None:
-    table = {"run": {"name": folder.name}, "trainer": {"device": "cuda"}, "model": {"path": str(tmp_path)}}
-    config = parse_config({**table, "kafka": {"bootstrap_servers": "127.0.0.1:9"}}, "a test")
+    config = on_gpus(folder, tmp_path)
     monkeypatch.setattr(guard, "visible_gpus", lambda: ("0", "1"))
     name = f"{_socket_prefix(config)}rollout/0/{start()[0]}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as held:
         held.bind(f"\0{name}")
         with pytest.raises(ConfigError, match="trainer and rollout-0, which runs on this machine, share GPU 0"):
             guard.prepare(ConfigDraft(config), submitted_process(config, "trainer", 0), lambda line: None)
+
+
+def test_submission_refuses_a_gpu_that_is_absent(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = on_gpus(folder, tmp_path, gpus=[2])
+    for module in (guard, role_checks):
+        monkeypatch.setattr(module, "visible_gpus", lambda: ("0", "1"))
+    monkeypatch.setattr(role_checks, "existing_topics", lambda config: ({}, []))
+    says = "the trainer uses GPU 2, but this machine has 2 GPUs, numbered from 0"
+    with pytest.raises(ConfigError, match=says):
+        guard.prepare(ConfigDraft(config), submitted_process(config, "trainer", 0), lambda line: None)
+    submission = Submission(folder, "trainer", 0, "embedded")
+    assert list(role_checks.place_problems(config, submission)) == [says]
+
+
+@pytest.mark.parametrize("pipeline", ["trainer", "rollout"])
+def test_submission_refuses_a_model_without_weights(folder: Path, tmp_path: Path, pipeline: str) -> None:
+    config = on_gpus(folder, tmp_path)
+    assert list(role_checks.role_problems(config, Role(pipeline))) == []
+    (tmp_path / "model.safetensors").unlink()
+    (problem,) = role_checks.role_problems(config, Role(pipeline))
+    assert problem.startswith(f"model.path: {tmp_path} has no weights (none of model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "rank", "ranks", "refused"),
+    [
+        ("node-0", "127.0.1.1", 0, 2, True),
+        ("node-0", "127.0.1.1", 1, 2, False),
+        ("node-0", "127.0.1.1", 0, 1, False),
+        ("node-0", "10.0.0.5", 0, 2, False),
+        ("localhost", "127.0.0.1", 0, 2, False),
+        ("127.0.1.1", "127.0.1.1", 0, 2, False),
+        ("node-0", None, 0, 2, False),
+    ],
+)
+def test_submission_refuses_a_name_of_rank_0_that_is_loopback(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    host: str,
+    address: str,
+    rank: int,
+    ranks: int,
+    refused: bool,
+) -> None:
+    def resolved(name: str) -> str:
+        if address is None:
+            raise socket.gaierror("Name or service not known")
+        return address
+
+    monkeypatch.setattr(role_checks, "resolved_address", resolved)
+    config = on_gpus(folder, tmp_path, ranks=ranks, rank_0_host=host)
+    problems = list(role_checks.role_problems(config, Role("trainer", rank)))
+    assert len(problems) == refused
+    assert all("trainer.rank_0_host: node-0 is 127.0.1.1 on this machine" in each for each in problems)
