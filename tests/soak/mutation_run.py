@@ -59,14 +59,14 @@ MODULES = (
 LEFT_OUT = {
     "interfaces and configurations, without arithmetic": (
         *("config", "training_config", "warm_start_config", "warm_start_record", "learner_contract", "learner_state"),
-        *("emulation", "determinism"),
+        *("emulation", "determinism", "learners"),
     ),
     "files, records and versions: kills (`campaign.py`) and faults (`fault_campaign.py`) test them": (
         *("adapter_folder", "assembly", "checkpoint", "checkpoint_files", "checkpoint_writer", "clean_stop", "persist"),
         *("manifest_history", "publishing", "version_file", "version_publisher", "weight_parts", "train_batches"),
     ),
     "what ranks and roles do together: kills test them": (
-        *("joint_actions", "rank_addresses", "rank_training", "rendezvous", "train_follower", "replay"),
+        *("joint_actions", "rank_addresses", "rank_checks", "rank_training", "rendezvous", "train_follower", "replay"),
     ),
     "not a part of a run's training": ("emulate_training", "imitation", "memory_plan", "warm_start"),
 }
