@@ -93,18 +93,40 @@ def read_weights(
             for names, tensor in saved
             for name, view in _places(model, names, tensor, stored, problems)
         ]
-        if problems:
-            more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
-            raise ValueError(
-                f"the weights in {folder} do not fit their config.json: {'; '.join(problems[:5])}{more}. Save the "
-                "model again with transformers' save_pretrained"
-            )
+        _reject_misfits(problems, f"in {folder}")
         _reject_untied_output(model, saved, folder, stored)
         for name, view, tensor in found:
-            first, part = int(view.storage_offset()), local_part(tensor)
-            begin, end = max(first, part.begin), min(first + view.numel(), part.end)
-            if begin < end:
-                stored.read(name, begin - first, part.elements[begin - part.begin : end - part.begin])
+            _read_piece(stored, name, view, tensor)
+
+
+def read_tensor(model: PreTrainedModel, names: list[str], tensor: Tensor, stored: StoredTensors) -> Tensor:
+    """The whole `tensor` of `model`, which may be on the meta device and is called `names` in the files of `stored`.
+
+    Raises ValueError if the files lack it or have it in another shape.
+    """
+    whole, problems = torch.empty(tensor.shape, dtype=tensor.dtype), list[str]()
+    pieces = list(_places(model, names, whole, stored, problems))
+    _reject_misfits(problems, "of the model")
+    for name, view in pieces:
+        _read_piece(stored, name, view, whole)
+    return whole
+
+
+def _read_piece(stored: StoredTensors, name: str, view: Tensor, tensor: Tensor) -> None:
+    """Read what this rank holds of the stored tensor `name`, which is the `view` of `tensor`."""
+    first, part = int(view.storage_offset()), local_part(tensor)
+    begin, end = max(first, part.begin), min(first + view.numel(), part.end)
+    if begin < end:
+        stored.read(name, begin - first, part.elements[begin - part.begin : end - part.begin])
+
+
+def _reject_misfits(problems: list[str], where: str) -> None:
+    if problems:
+        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise ValueError(
+            f"the weights {where} do not fit their config.json: {'; '.join(problems[:5])}{more}. Save the "
+            "model again with transformers' save_pretrained"
+        )
 
 
 def _places(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -20,11 +20,18 @@ from operators.trainer.weight_parts import NamedRange, WeightPart
 class PublishedWeights:
     """The weights of the plain model that is equivalent to `model`, which may be sharded and have adapters.
 
-    Floating-point tensors are rounded to `dtype`, if given, before they are gathered.
+    Floating-point tensors are rounded to `dtype`, if given, before they are gathered. `read` returns the value of a
+    tensor, given with its names, when it is taken; the tensors of `model` may then be on the meta device.
     """
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype | None = None, ranks: Ranks = ALONE) -> None:
-        self._model, self._dtype, self._ranks = model, dtype, ranks
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        dtype: torch.dtype | None = None,
+        ranks: Ranks = ALONE,
+        read: Callable[[list[str], Tensor], Tensor] = lambda names, tensor: tensor,
+    ) -> None:
+        self._model, self._dtype, self._ranks, self._read = model, dtype, ranks, read
 
     def specs(self) -> dict[str, Tensor]:
         """The tensors' names, dtypes and shapes, as tensors on the meta device."""
@@ -42,7 +49,8 @@ class PublishedWeights:
         A collective: every rank must take all of them. Tensors may be views of the model's memory.
         """
         for names, tensor in self._tensors():
-            yield from self._split(names, full_tensor(self._rounded(self._with_adapter(names[0], tensor))))
+            merged = self._with_adapter(names[0], self._read(names, tensor))
+            yield from self._split(names, full_tensor(self._rounded(merged)))
 
     @torch.no_grad()
     def parts(self) -> Iterator[WeightPart]:

@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from pipelines.config import Config
@@ -37,15 +36,14 @@ def _convert(place: WeightPlace, config: Config, model: Path, folder: Path) -> s
         raise FileNotFoundError(f"{model} does not exist: give the run's model folder with --model")
     from infra.storage import local_copy
     from operators.trainer.checkpoint_files import file_names, read_manifest
-    from operators.trainer.replay import Replay
+    from operators.trainer.checkpoint_model import write_checkpoint_model
 
-    trainer = replace(config.trainer, device="cpu", gpus=(), ranks=1, shard_ranks=0, context_ranks=1)
     with (
         new_folder(folder) as unfinished,
         local_copy(place.path, tuple(file_names(read_manifest(place.path)))) as local,
     ):
         unfinished.rmdir()  # written anew, as a whole
-        Replay(trainer, model, config.trainer.ranks, shards=config.experience.shards, checkpoint=local).save(unfinished)
+        write_checkpoint_model(local, config.trainer.learner.lora, model, unfinished)
     return str(place.path)
 
 
