@@ -7,6 +7,7 @@ from operators.io.config import ShardConfig
 from operators.io.fold_records import FoldStep
 from operators.trainer.emulate_training import EmulateTraining
 from pipelines.config import Config
+from pipelines.sequence_lengths import longest_sequence
 from pipelines.shards import store_folder
 
 
@@ -35,6 +36,7 @@ def training_step(config: Config, source: ShardConfig, rank: int) -> tuple[FoldS
             rank=rank,
             shards=config.experience.shards,
             dtype=config.rollout.weights_dtype,
+            longest=longest_sequence(config),
         )
         return follower, follower.resumed()
     train = TrainBatches(
@@ -54,5 +56,6 @@ def training_step(config: Config, source: ShardConfig, rank: int) -> tuple[FoldS
         ),
         shards=config.experience.shards,
         dtype=config.rollout.weights_dtype,
+        longest=longest_sequence(config),
     )
     return train, train.resumed()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -108,10 +108,20 @@ def plan_memory(shape: ModelShape, ranks: int, config: LearnerConfig) -> MemoryP
     return MemoryPlan(parts)
 
 
-def plan_rank(shape: ModelShape, config: TrainingConfig) -> MemoryPlan:
-    """The memory of a rank of `config` on its device. On a CPU, which is the host, nothing is offloaded."""
+def plan_rank(shape: ModelShape, config: TrainingConfig, longest: int = 0) -> MemoryPlan:
+    """The memory of a rank of `config` on its device. On a CPU, which is the host, nothing is offloaded.
+
+    A sequence of `longest` tokens is a micro-batch of its own, of which a rank has a slice.
+    """
+    tokens = max(config.learner.micro_batch_tokens, slice_tokens(config, longest))
+    learner = replace(config.learner, micro_batch_tokens=tokens)
     on_gpu = config.device.startswith("cuda")
-    return plan_memory(shape, config.ranks_of_a_copy, config.learner if on_gpu else _on_device(config.learner))
+    return plan_memory(shape, config.ranks_of_a_copy, learner if on_gpu else _on_device(learner))
+
+
+def slice_tokens(config: TrainingConfig, longest: int) -> int:
+    """The tokens of a sequence of `longest` that each rank of a context group has."""
+    return -(-longest // config.context_ranks)
 
 
 def offloaded_bytes(shape: ModelShape, config: TrainingConfig) -> int:
@@ -134,18 +144,43 @@ def _adapters(shape: ModelShape, rank: int) -> int:
     return shape.layers * rank * (8 * shape.width + 3 * (shape.width + shape.mlp_width))
 
 
-def check_memory(plan: MemoryPlan, available: int, where: str, ranks: int) -> None:
-    """Raise ValueError if `plan` needs more than the `available` bytes of `where`, with the settings that help."""
+def check_memory(plan: MemoryPlan, available: int, where: str, config: TrainingConfig, longest: int = 0) -> None:
+    """Raise ValueError if `plan`, that of `config`, needs more than the `available` bytes of `where`, with the settings
+    that help.
+    """
     if plan.total <= available:
         return
     largest = sorted(plan.parts.items(), key=lambda part: -part[1])[:4]
     described = ", ".join(f"{name} {size_text(size)}" for name, size in largest)
     raise ValueError(
-        f"a rank needs {size_text(plan.total)} ({described}), but {where} has {size_text(available)} free: raise "
-        f"trainer.ranks (now {ranks}), set trainer.learner.gradient_checkpointing or offload or, with one rank and a "
-        "critic or reference, share_device, or lower trainer.learner.micro_batch_tokens and logits_chunk_tokens (see "
-        "`laminar train memory`)"
+        f"a rank needs {size_text(plan.total)} ({described}), but {where} has {size_text(available)} free: "
+        f"{', or '.join(_advice(plan, config, longest))} (see `laminar train memory`)"
     )
+
+
+def _advice(plan: MemoryPlan, config: TrainingConfig, longest: int) -> Iterator[str]:
+    """What lowers the memory of `plan`."""
+    learner, prefix = config.learner, "trainer.learner."
+    # Ranks of further copies leave a rank's share as it is.
+    setting = "ranks" if not config.shard_ranks else "shard_ranks"
+    if config.shard_ranks == config.ranks:
+        setting = "ranks and trainer.shard_ranks"
+    yield f"raise trainer.{setting} (now {config.ranks_of_a_copy})"
+    if learner.keep_gathered and config.ranks_of_a_copy > 1:
+        yield f"unset {prefix}keep_gathered"
+    if not learner.gradient_checkpointing:
+        yield f"set {prefix}gradient_checkpointing"
+    if config.device.startswith("cuda"):
+        movable = ["moments", *(["reference"] if plan.parts["reference"] else [])]
+        if not set(movable) <= set(learner.offload):
+            yield f"set {prefix}offload = {json.dumps(movable)}"
+        if config.ranks == 1 and not learner.share_device and (plan.parts["critic"] or plan.parts["reference"]):
+            yield f"set {prefix}share_device"
+    if slice_tokens(config, longest) > learner.micro_batch_tokens:
+        yield f"raise trainer.context_ranks (now {config.context_ranks}), which divide sequences of {longest} tokens"
+    else:
+        yield f"lower {prefix}micro_batch_tokens (now {learner.micro_batch_tokens})"
+    yield f"lower {prefix}logits_chunk_tokens (now {learner.logits_chunk_tokens})"
 
 
 class UnknownSize(ValueError):

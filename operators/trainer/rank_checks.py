@@ -63,15 +63,15 @@ def check_device(device: str) -> None:
     raise CannotTrain(f"the trainer cannot use the device {device!r}: {reason}. Set trainer.device or trainer.gpus")
 
 
-def check_device_memory(folder: Path, config: TrainingConfig, device: str, here: int = 1) -> None:
-    """Raise ValueError if `device` has too little free memory for a rank that trains the model in `folder`, CannotTrain
-    if it will never have enough, or if the model cannot be read.
+def check_device_memory(folder: Path, config: TrainingConfig, device: str, here: int = 1, longest: int = 0) -> None:
+    """Raise ValueError if `device` has too little free memory for a rank that trains the model in `folder` on sequences
+    of `longest` tokens, CannotTrain if it will never have enough, or if the model cannot be read.
 
     The ranks of a CPU run, of which `here` are on this machine, share its memory. A model whose config has other names
     is not checked.
     """
     try:
-        plan = plan_rank(shape_of(folder), config)
+        plan = plan_rank(shape_of(folder), config, longest)
     except UnknownSize as error:
         log.warning("the memory for the model is not checked: %s", error)
         return
@@ -85,7 +85,7 @@ def check_device_memory(folder: Path, config: TrainingConfig, device: str, here:
         available, total = memory.available // here, memory.total // here
         shared = f" (a share of {here})" if here > 1 else ""
     try:
-        check_memory(plan, available, device + shared, config.ranks)
+        check_memory(plan, available, device + shared, config, longest)
     except ValueError as error:
         if plan.total <= total:
             raise  # another process may free the rest

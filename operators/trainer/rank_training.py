@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 class RankTraining:
     """Trains `model` on whole batches in order, from the newest of `checkpoints` on, as one rank of `rendezvous`.
     `shards` is the number of buffer shards that write the batches, `dtype` the name of the data type of `weights`.
+    Memory is planned for sequences of `longest` tokens.
 
     Ranks need no coordinator: a batch is whole for all ranks or for none, and each rank's actions are a function of its
     batches, so all ranks call the same collectives in the same order. Between batches rank 0 decides when the weights
@@ -64,6 +65,7 @@ class RankTraining:
         rendezvous: Rendezvous | None = None,
         shards: int = 1,
         dtype: str = "float32",
+        longest: int = 0,
     ) -> None:
         self._config, self.rendezvous = config, rendezvous or Rendezvous()
         ranks = self.ranks = self.rendezvous.ranks
@@ -74,7 +76,7 @@ class RankTraining:
         self.device = torch.device(device)
         use_device(device)
         if config.learner.name == BUILT_IN_LEARNER:
-            check_device_memory(model, config, device, machines.count(machines[ranks.rank]))
+            check_device_memory(model, config, device, machines.count(machines[ranks.rank]), longest)
         self._partitions = batch_partitions(ranks.rank, shards)
         self.position = TrainerPosition(PolicyVersion(epoch, 0), (0,) * ranks.count * shards, 0)
         self.resumed_from: PolicyVersion | None = None
@@ -321,6 +323,7 @@ def start_rank_training(
     shards: int,
     addresses: Addresses,
     dtype: str = "float32",
+    longest: int = 0,
 ) -> RankTraining:
     """Wait for all ranks, which find rank 0 by `addresses`, then return the training of `rank`; every rank begins with
     the newest checkpoint.
@@ -337,7 +340,7 @@ def start_rank_training(
         fingerprint(model, rank) if ranks.count > 1 else "",
         common_settings(config, shards, dtype),
     )
-    return RankTraining(config, model, checkpoints, epoch, rendezvous, shards, dtype)
+    return RankTraining(config, model, checkpoints, epoch, rendezvous, shards, dtype, longest)
 
 
 def _offsets(batch: WholeBatch, partitions: range) -> str:

@@ -56,7 +56,7 @@ class TrainBatches:
 
     The final model is also written as a Hugging Face folder to `result`. `shards` is the number of buffer shards that
     write the batches. Weights are published in `dtype`, that of the rollouts. Metrics share a transaction with those of
-    the next `metrics_s` seconds.
+    the next `metrics_s` seconds. Memory is planned for sequences of `longest` tokens.
     """
 
     config: TrainingConfig
@@ -70,6 +70,7 @@ class TrainBatches:
     shards: int = 1
     dtype: str = "float32"
     metrics_s: float = 1.0
+    longest: int = 0
 
     def resumed(self) -> ShardConfig:
         """The shard, which reads from the newest checkpoint on."""
@@ -90,7 +91,7 @@ class _Training:
         self._step = step
         addresses = AddressTopic(step.shard.client, step.shard.run)
         self._training = start_rank_training(
-            step.config, step.model, step.checkpoints, 0, epoch, step.shards, addresses, step.dtype
+            *(step.config, step.model, step.checkpoints, 0, epoch, step.shards, addresses, step.dtype, step.longest)
         )
         self._checkpoints = CheckpointWriter(step.config, self._training, step.checkpoints)
         self._result = FinalModel(self._training, step.model, step.result, step.config.checkpoint_tries)

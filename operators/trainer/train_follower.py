@@ -39,6 +39,7 @@ class TrainFollower:
     rank: int
     shards: int = 1
     dtype: str = "float32"
+    longest: int = 0
 
     def resumed(self) -> ShardConfig:
         """The shard, which reads from the newest checkpoint on."""
@@ -51,7 +52,7 @@ class TrainFollower:
         torch.set_num_threads(self.config.threads)
         addresses = AddressTopic(self.shard.client, self.shard.run)
         training = start_rank_training(
-            self.config, self.model, self.checkpoints, self.rank, 0, self.shards, addresses, self.dtype
+            *(self.config, self.model, self.checkpoints, self.rank, 0, self.shards, addresses, self.dtype, self.longest)
         )
         return _FollowerTraining(training, CheckpointWriter(self.config, training, self.checkpoints), self.shard.run)
 

@@ -288,11 +288,12 @@ def _target_rows() -> list[dict[str, Any]]:
 def _model_row(file: Path, model: Path | None, changes: list[str]) -> dict[str, Any]:
     from operators.trainer.memory_plan import plan_rank, shape_of
     from pipelines.config import load_config
+    from pipelines.sequence_lengths import longest_sequence
 
     config = load_config(file, changes)
     folder = config.model_folder() if model is None else model
     try:
-        plan = plan_rank(shape_of(folder), config.trainer)
+        plan = plan_rank(shape_of(folder), config.trainer, longest_sequence(config))
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"the model in {folder}: {error}") from error
     return {"model": folder.name, "ranks": config.trainer.ranks, **_gigabytes(plan.parts)}

@@ -21,6 +21,7 @@ from pipelines.config import Config, read_config
 from pipelines.roles import AUTOSCALER, DATA_PLANE, SHARDED, pipelines_of, roles_of, submitted_process
 from pipelines.run.deployment_checks import check_deployable, is_secret
 from pipelines.run.topics import topic_spec
+from pipelines.sequence_lengths import longest_sequence
 from schemas.topics import CATALOGUE
 
 EXAMPLE = Path("examples/deployed.toml")
@@ -189,7 +190,7 @@ def host_memory(config: Config) -> HostMemory:
     rank = (
         2 * shape.largest_layer * 4 + offloaded_bytes(shape, config.trainer)
         if on_gpu
-        else plan_rank(shape, config.trainer).total
+        else plan_rank(shape, config.trainer, longest_sequence(config)).total
     )
     rollout = config.rollout
     capacity = rollout.kv_capacity or rollout.most_slots * (rollout.context or 4096)

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from pipelines.config import Config
@@ -37,13 +38,21 @@ def _convert(place: WeightPlace, config: Config, model: Path, folder: Path) -> s
     from infra.storage import local_copy
     from operators.trainer.checkpoint_files import file_names, read_manifest
     from operators.trainer.checkpoint_model import write_checkpoint_model
+    from operators.trainer.config import BUILT_IN_LEARNER
+    from operators.trainer.replay import Replay
 
+    learner = config.trainer.learner
+    alone = replace(config.trainer, device="cpu", gpus=(), ranks=1, shard_ranks=0, context_ranks=1)
     with (
         new_folder(folder) as unfinished,
         local_copy(place.path, tuple(file_names(read_manifest(place.path)))) as local,
     ):
         unfinished.rmdir()  # written anew, as a whole
-        write_checkpoint_model(local, config.trainer.learner.lora, model, unfinished)
+        if learner.name == BUILT_IN_LEARNER:
+            write_checkpoint_model(local, learner.lora, model, unfinished)
+        else:  # only it knows how its state makes the weights
+            shards = config.experience.shards
+            Replay(alone, model, config.trainer.ranks, shards=shards, checkpoint=local).save(unfinished)
     return str(place.path)
 
 

@@ -21,6 +21,7 @@ from operators.trainer.memory_plan import plan_rank, shape_of_config  # noqa: E4
 from operators.trainer.presets import clip_can_bind, optimizer_steps, resolve_preset  # noqa: E402
 from pipelines.config import Config, load_config  # noqa: E402
 from pipelines.run.learnability import doubtful_settings, unlearnable  # noqa: E402
+from pipelines.sequence_lengths import longest_sequence  # noqa: E402
 
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.toml"))
 SETUPS = sorted((REPOSITORY / "examples" / "setups").glob("*.toml"))
@@ -97,7 +98,8 @@ def test_vllm_example_fits_the_model_that_it_states() -> None:
     of_qwen = {"hidden_size": 2048, "intermediate_size": 11_008, "num_attention_heads": 16, "num_key_value_heads": 2}
     shape = shape_of_config(of_qwen | {"vocab_size": 151_936, "tie_word_embeddings": True, "num_hidden_layers": 42})
     assert float(stated_size) * 1e9 <= shape.parameters
-    assert plan_rank(shape, load_config(example, []).trainer).total <= 80 * 10**9
+    config = load_config(example, [])
+    assert plan_rank(shape, config.trainer, longest_sequence(config)).total <= 80 * 10**9
 
 
 def test_only_small_models_have_a_large_learning_rate() -> None:

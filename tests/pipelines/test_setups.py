@@ -11,6 +11,7 @@ from operators.rollout.replica_memory import ReplicaMemory
 from operators.trainer.memory_plan import TARGETS, Target, plan_rank, shape_of_config
 from pipelines.config import load_config
 from pipelines.run.preflight import gpu_problems
+from pipelines.sequence_lengths import longest_sequence
 
 ROOT = Path(__file__).parents[2]
 SETUPS = sorted((ROOT / "examples" / "setups").glob("*.toml"))
@@ -30,7 +31,7 @@ def test_setup_divides_the_gpus_and_fits_their_memory(target: Target) -> None:
     trainer, rollout = config.trainer, config.rollout
     shape = shape_of_config(target.config)
     assert (trainer.ranks, Path(config.model.path).name) == (target.ranks, target.model)
-    assert plan_rank(shape, trainer) == target.plan()  # the documented one, which fits
+    assert plan_rank(shape, trainer, longest_sequence(config)) == target.plan()  # the documented one, which fits
 
     each = f"trainer.ranks={trainer.ranks // target.nodes}", f"rollout.processes={rollout.processes // target.nodes}"
     node, visible = load_config(file, each), tuple("01234567")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -128,15 +131,14 @@ def test_offloaded_state_is_in_host_memory_only_with_gpus() -> None:
 
 def test_models_that_share_a_device_need_the_largest_ones_memory() -> None:
     algorithm = AlgorithmConfig(name="ppo", kl_coefficient=0.1)
-    at_once, in_turn = (
-        plan_memory(SHAPE, 1, LearnerConfig(algorithm=algorithm, share_device=share)) for share in (False, True)
-    )
+    kept, shared = (LearnerConfig(algorithm=algorithm, share_device=share) for share in (False, True))
+    at_once, in_turn = (plan_memory(SHAPE, 1, each) for each in (kept, shared))
     assert at_once.total - in_turn.total == (16 + 4) * SHAPE.parameters  # of the critic and the reference
-    config = TrainingConfig(learner=LearnerConfig(algorithm=algorithm, share_device=True))
+    config = TrainingConfig(learner=shared)
     assert plan_rank(SHAPE, config) == at_once  # a CPU has no other memory
     with pytest.raises(ValueError, match="share_device"):
-        check_memory(at_once, in_turn.total, "cuda", 1)
-    check_memory(in_turn, in_turn.total, "cuda", 1)
+        check_memory(at_once, in_turn.total, "cuda", replace(config, device="cuda", learner=kept))
+    check_memory(in_turn, in_turn.total, "cuda", replace(config, device="cuda"))
 
 
 def test_gradient_checkpointing_lowers_the_plan() -> None:
@@ -160,10 +162,52 @@ def test_documented_set_ups_fit_their_gpus() -> None:
 
 
 def test_too_little_memory_is_an_error_with_numbers_and_settings() -> None:
-    plan = plan_memory(SHAPE, 2, LearnerConfig())
-    check_memory(plan, plan.total, "cpu", 2)
+    config = TrainingConfig(ranks=2)
+    plan = plan_rank(SHAPE, config)
+    check_memory(plan, plan.total, "cpu", config)
     with pytest.raises(ValueError, match=r"needs \d+\.\d+ GiB \(moments 3\.7 GiB.*cpu has 1\.0 GiB.*ranks \(now 2\)"):
-        check_memory(plan, 1 << 30, "cpu", 2)
+        check_memory(plan, 1 << 30, "cpu", config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "learner", "advice", "useless"),
+    [
+        ({"ranks": 4}, {}, "raise trainer.ranks (now 4)", "shard_ranks"),
+        ({"ranks": 16, "shard_ranks": 8}, {}, "raise trainer.shard_ranks (now 8)", "trainer.ranks"),
+        ({"ranks": 8, "shard_ranks": 8}, {}, "raise trainer.ranks and trainer.shard_ranks (now 8)", "context_ranks"),
+        ({"ranks": 4}, {"keep_gathered": True}, "unset trainer.learner.keep_gathered", "context_ranks"),
+        ({"ranks": 1}, {"keep_gathered": True}, "raise trainer.ranks (now 1)", "keep_gathered"),
+        ({"ranks": 4}, {}, "set trainer.learner.gradient_checkpointing", "offload"),
+        ({"ranks": 4, "device": "cuda"}, {}, 'set trainer.learner.offload = ["moments"]', "share_device"),
+        ({"ranks": 4, "device": "cuda"}, {"offload": ("moments",)}, "(now 1024)", "offload"),
+        ({"ranks": 4}, {"gradient_checkpointing": True}, "lower trainer.learner.micro_batch_tokens (now 1024)", "set "),
+    ],
+)
+def test_advice_names_settings_that_lower_the_plan(
+    changes: dict[str, Any], learner: dict[str, Any], advice: str, useless: str
+) -> None:
+    config = TrainingConfig(**changes, learner=LearnerConfig(**learner))
+    with pytest.raises(ValueError, match=re.escape(advice)) as raised:
+        check_memory(plan_rank(SHAPE, config), 1 << 30, config.device, config)
+    assert useless not in str(raised.value)
+
+
+def test_plan_counts_a_sequence_longer_than_a_micro_batch() -> None:
+    config = TrainingConfig(ranks=4, context_ranks=2)
+    assert plan_rank(SHAPE, config, 2048) == plan_rank(SHAPE, config)  # two slices of 1024 tokens
+    longer = plan_rank(SHAPE, config, 32_768)
+    assert longer.parts["activations"] == 16 * plan_rank(SHAPE, config).parts["activations"]
+    with pytest.raises(ValueError, match=r"context_ranks \(now 2\), which divide sequences of 32768") as raised:
+        check_memory(longer, 1 << 30, "cpu", config, 32_768)
+    assert "micro_batch_tokens" not in str(raised.value)
+
+
+def test_training_rejects_sequences_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = save_tiny_model(tmp_path / "model")
+    fits = plan_rank(shape_of(model), TrainingConfig()).total
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=fits))
+    with pytest.raises(ValueError, match=r"a rank needs .*context_ranks \(now 1\)"):
+        RankTraining(TrainingConfig(), model, tmp_path / "checkpoints", 1, longest=32_768)
 
 
 @pytest.mark.parametrize(("total", "kind"), [(8 << 30, ValueError), (2000, CannotTrain)])

@@ -44,6 +44,14 @@ def test_train_memory_of_a_configuration_divides_a_copy(capsys: pytest.CaptureFi
     assert one_copy["ranks"] == two_copies["ranks"] == 4
 
 
+def test_train_memory_counts_the_longest_responses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model, file = save_tiny_model(tmp_path / "model"), tmp_path / "run.toml"
+    file.write_text(CONFIG.format(model=model))
+    context, longest = ("--set", "rollout.context=8192"), ("--set", "prompts.max_new_tokens=16384")
+    (usual,), (longer,) = rows_of(capsys, str(file), *context), rows_of(capsys, str(file), *context, *longest)
+    assert longer["activations"] == pytest.approx(8 * usual["activations"])  # 8192 tokens, not 1024
+
+
 def test_train_memory_names_a_folder_without_a_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(CONFIG.format(model=tmp_path))
