@@ -9,7 +9,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "operators" / "trainer"))
 
-from test_sharded_training import check_peaks, run_ranks, save_model
+from test_sharded_training import check_peaks, check_plan, run_ranks, save_model
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 SHAPE = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 21, "vocab_size": 16_384}
@@ -21,6 +21,7 @@ def test_ranks_hold_only_their_share_of_200_million_parameters(tmp_path: Path) -
     runs = run_ranks(tmp_path, *(f"run-{ranks}:{ranks}" for ranks in (1, 2, 4, 8)))
     for results in runs:
         check_peaks(results, *sizes)
+        check_plan(results, tmp_path / "model")
     saved = runs[2][0]["saved"]
     for results in run_ranks(tmp_path, "of-2:2:run-4", "of-8:8:run-4"):
         assert {result["restored"] for result in results} == {saved}

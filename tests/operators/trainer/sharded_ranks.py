@@ -1,10 +1,11 @@
 """Ranks, each a process, that train a model, publish it, write a checkpoint and resume; each writes what it measured.
 
-    python sharded_ranks.py FOLDER NAME:RANKS[:OF]...
+    python sharded_ranks.py FOLDER NAME:RANKS[:WORK]...
 
-FOLDER has the model; rank R writes FOLDER/NAME-R.json, and the checkpoint is under FOLDER/NAME. With OF the ranks only
-restore the checkpoint of the run OF. Peaks are of resident anonymous memory in bytes, beyond that of the process
-without a model. All ranks are forked from one process, so that torch and transformers are imported once.
+FOLDER has the model; rank R writes FOLDER/NAME-R.json, and the checkpoint is under FOLDER/NAME. WORK is empty for the
+whole cycle, one of `MODELS` for construction and update with other settings, or the NAME of a run whose checkpoint the
+ranks only restore. Peaks are of resident anonymous memory in bytes, beyond that of the process without a model. All
+ranks are forked from one process, so that torch and transformers are imported once.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ from operators.trainer import joint_actions  # noqa: E402
 from operators.trainer.checkpoint_files import StoredState  # noqa: E402
 from operators.trainer.checkpoint_writer import CheckpointWriter  # noqa: E402
 from operators.trainer.clean_stop import keep_newest, keep_with_rank_0  # noqa: E402
-from operators.trainer.config import LearnerConfig  # noqa: E402
+from operators.trainer.config import AlgorithmConfig, LearnerConfig, LoraConfig  # noqa: E402
 from operators.trainer.joint_actions import RanksStop  # noqa: E402
 from operators.trainer.learner import Learner  # noqa: E402
 from operators.trainer.rank_addresses import AddressFile  # noqa: E402
@@ -48,22 +50,42 @@ from operators.trainer.training_config import TrainingConfig  # noqa: E402
 from operators.trainer.version_file import layout_of  # noqa: E402
 
 LEARNER = LearnerConfig(warmup_steps=0, micro_batch_tokens=64, gradient_checkpointing=True)
+_PENALTY = AlgorithmConfig(kl_coefficient=0.1)
+MODELS = {
+    "critic": replace(LEARNER, algorithm=replace(_PENALTY, name="ppo"), mini_batches=1),
+}
+"""Settings with further models: a critic and a reference; adapters, if peft is installed, and a reference."""
+if find_spec("peft") is not None:
+    MODELS["adapters"] = replace(LEARNER, algorithm=_PENALTY, lora=LoraConfig(rank=8))
 
 
 class Memory:
-    """Peaks of this process's anonymous memory."""
+    """Peaks of this process's anonymous memory by phase, and what they are at least if it held the whole weights."""
 
     def __init__(self) -> None:
         self.peaks: dict[str, int] = {}
+        self.of_whole: dict[str, int] = {}
         self._before = _status("RssAnon")
 
-    def peak(self, name: str, work: Callable[..., Any], *args: object) -> Any:
-        """Do `work` and record its peak as `name`."""
+    def peak(self, name: str, work: Callable[..., Any], *args: Any) -> Any:
+        """Do `work`, whose first argument is a training or which starts one, and record its peak as `name`."""
+        result = self._measured(self.peaks, name, work, *args)
+        self._measured(self.of_whole, name, other_parts, args[0] if args else result)
+        return result
+
+    def _measured(self, peaks: dict[str, int], name: str, work: Callable[..., Any], *args: Any) -> Any:
         Path("/proc/self/clear_refs").write_text("5")  # the peak restarts at the present size
         result = work(*args)
         # The peak has no other measure; libraries' pages, of which a fork maps more and more, are left out.
-        self.peaks[name] = _status("VmHWM") - _status("RssFile") - _status("RssShmem") - self._before
+        peaks[name] = _status("VmHWM") - _status("RssFile") - _status("RssShmem") - self._before
         return result
+
+
+def other_parts(training: RankTraining) -> list[Tensor]:
+    """As many elements of each tensor as the other ranks hold: with them this rank has the whole weights."""
+    count = training.ranks.count
+    full = (tensor.flatten() for _, tensor in training._learner.weights().items())
+    return [each[: len(each) * (count - 1) // count].clone() for each in full]
 
 
 def _status(field: str) -> int:
@@ -79,32 +101,44 @@ def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
     return found.hexdigest()
 
 
+def start(folder: Path, name: str, rendezvous: Rendezvous, learner: LearnerConfig = LEARNER) -> RankTraining:
+    """Start to train the model in `folder` as one of `rendezvous`."""
+    config = TrainingConfig(ranks=rendezvous.ranks.count, checkpoint_every=1, learner=learner)
+    epoch = 0 if rendezvous.ranks.rank else 1  # as in a run: rank 0's counts
+    return RankTraining(config, folder / "model", folder / name, epoch, rendezvous)
+
+
+def train(training: RankTraining, number: int) -> None:
+    """Train this rank's part of the batch `number`."""
+    ranks = training.ranks
+    part = make_batch(seed=number, number=number, groups=2, parts=ranks.count)[ranks.rank]
+    training.add_part(replace(part, index=0, count=1, rank=ranks.rank), ranks.rank, number)
+    training.train()
+
+
+def run_models(folder: Path, name: str, rendezvous: Rendezvous, learner: LearnerConfig) -> dict[str, object]:
+    """Take one update with `learner`, and return the peaks."""
+    memory = Memory()
+    training = memory.peak("construction", lambda: start(folder, name, rendezvous, learner))
+    memory.peak("update", train, training, 0)
+    return {"peaks": memory.peaks, "of_whole": memory.of_whole}
+
+
 def run(folder: Path, name: str, rendezvous: Rendezvous) -> dict[str, object]:
     """Train as one of `rendezvous`, and return what was measured."""
-    ranks, checkpoints = rendezvous.ranks, folder / name
-    config = TrainingConfig(ranks=ranks.count, checkpoint_every=1, learner=LEARNER)
-
-    def start() -> RankTraining:
-        epoch = 0 if ranks.rank else 1  # as in a run: rank 0's counts
-        return RankTraining(config, folder / "model", checkpoints, epoch, rendezvous)
-
-    def train(training: RankTraining, number: int) -> None:
-        part = make_batch(seed=number, number=number, groups=2, parts=ranks.count)[ranks.rank]
-        training.add_part(replace(part, index=0, count=1, rank=ranks.rank), ranks.rank, number)
-        training.train()
+    ranks, checkpoints, memory = rendezvous.ranks, folder / name, Memory()
 
     def publish(training: RankTraining, version: VersionBytes) -> None:
         training.join_after_training()
         version.write(training)
 
     def checkpoint(training: RankTraining) -> None:
-        writer = CheckpointWriter(config, training, checkpoints)
+        writer = CheckpointWriter(training._config, training, checkpoints)
         writer.begin()
         writer.finish()
         writer.close()
 
-    memory = Memory()
-    training = memory.peak("construction", start)
+    training = memory.peak("construction", lambda: start(folder, name, rendezvous))
     initial = digest(training.state().weights.items())
     memory.peak("update", train, training, 0)
     version = VersionBytes(training)
@@ -116,16 +150,17 @@ def run(folder: Path, name: str, rendezvous: Rendezvous) -> dict[str, object]:
     saved = digest(training.state().tensors().items())
     del training
     gc.collect()
-    resumed = memory.peak("resume", start)
+    resumed = memory.peak("resume", lambda: start(folder, name, rendezvous))
     restored = digest(resumed.state().tensors().items())
     train(resumed, 1)
     last = VersionBytes(resumed)
     publish(resumed, last)
     last.digest()
     return {
-        "stopped": stop(resumed, CheckpointWriter(config, resumed, checkpoints)),
+        "stopped": stop(resumed, CheckpointWriter(resumed._config, resumed, checkpoints)),
         "kept": [folder.name for folder in list_checkpoints(checkpoints)],
         "peaks": memory.peaks,
+        "of_whole": memory.of_whole,
         "initial": initial,
         "trained": trained,
         "published": published,
@@ -207,11 +242,16 @@ def reshard(folder: Path, name: str, rendezvous: Rendezvous) -> dict[str, object
     return {"restored": digest(learner.state().tensors().items())}
 
 
-def run_rank(rank: int, count: int, folder: Path, name: str, of: str | None) -> None:
-    """Run as rank `rank` of `count`."""
+def run_rank(rank: int, count: int, folder: Path, name: str, work: str) -> None:
+    """Run `work` as rank `rank` of `count`."""
     torch.set_num_threads(1)
     rendezvous = join_process_group(AddressFile(folder / f"{name}.ranks.json"), Ranks(rank, count))
-    found = run(folder, name, rendezvous) if of is None else reshard(folder, of, rendezvous)
+    if not work:
+        found = run(folder, name, rendezvous)
+    elif work in MODELS:
+        found = run_models(folder, name, rendezvous, MODELS[work])
+    else:
+        found = reshard(folder, work, rendezvous)
     (folder / f"{name}-{rank}.json").write_text(json.dumps(found))
     if count > 1:
         dist.barrier()
@@ -223,10 +263,10 @@ def main(folder: Path, *jobs: str) -> int:
     return int(any(run_job(folder, *job.split(":")) for job in jobs))
 
 
-def run_job(folder: Path, name: str, ranks_of_it: str, of: str | None = None) -> bool:
+def run_job(folder: Path, name: str, ranks_of_it: str, work: str = "") -> bool:
     """Whether a rank of the job failed."""
     count = int(ranks_of_it)
-    return bool(fork_ranks(run_rank, count, count, folder, name, of))
+    return bool(fork_ranks(run_rank, count, count, folder, name, work))
 
 
 if __name__ == "__main__":
