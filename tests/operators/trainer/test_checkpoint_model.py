@@ -26,6 +26,7 @@ from schemas.records import PolicyVersion
 
 PLAIN = LearnerConfig(learning_rate=1e-2, warmup_steps=0)
 LORA = replace(PLAIN, lora=LoraConfig(rank=4, alpha=8))
+ATTENTION = replace(PLAIN, lora=LoraConfig(rank=4, alpha=8, targets=("q_proj", "v_proj")))
 PENALTY = AlgorithmConfig(name="ppo", kl_coefficient=0.1)
 
 
@@ -51,11 +52,10 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(
     ("kind", "config"),
-    [("model", replace(PLAIN, algorithm=PENALTY)), ("model", LORA), ("experts", PLAIN), ("experts", LORA)],
-    ids=["critic and reference", "adapters", "experts", "adapters of experts"],
+    [("model", replace(PLAIN, algorithm=PENALTY)), ("model", LORA), ("experts", PLAIN), ("experts", ATTENTION)],
+    ids=["critic and reference", "adapters", "experts", "adapters beside experts"],
 )
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # by peft
-@pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning")  # by peft, for fused experts
 def test_pulled_checkpoint_is_what_its_learner_saves(
     models: Path, tmp_path: Path, kind: str, config: LearnerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

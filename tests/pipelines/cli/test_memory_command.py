@@ -47,8 +47,9 @@ def test_train_memory_of_a_configuration_divides_a_copy(capsys: pytest.CaptureFi
 def test_train_memory_counts_the_longest_responses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     model, file = save_tiny_model(tmp_path / "model"), tmp_path / "run.toml"
     file.write_text(CONFIG.format(model=model))
-    context, longest = ("--set", "rollout.context=8192"), ("--set", "prompts.max_new_tokens=16384")
-    (usual,), (longer,) = rows_of(capsys, str(file), *context), rows_of(capsys, str(file), *context, *longest)
+    context, longest = ("--set", "rollout.context=8192"), ("prompts.task=chain_sum", "prompts.max_new_tokens=16384")
+    (usual,) = rows_of(capsys, str(file), *context)
+    (longer,) = rows_of(capsys, str(file), *context, *(word for each in longest for word in ("--set", each)))
     assert longer["activations"] == pytest.approx(8 * usual["activations"])  # 8192 tokens, not 1024
 
 
