@@ -205,7 +205,7 @@ def test_plan_counts_a_sequence_longer_than_a_micro_batch() -> None:
 def test_training_rejects_sequences_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = save_tiny_model(tmp_path / "model")
     fits = plan_rank(shape_of(model), TrainingConfig()).total
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=fits))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=fits, total=1 << 40))
     with pytest.raises(ValueError, match=r"a rank needs .*context_ranks \(now 1\)"):
         RankTraining(TrainingConfig(), model, tmp_path / "checkpoints", 1, longest=32_768)
 
