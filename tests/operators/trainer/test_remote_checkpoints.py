@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 from object_store import ObjectStore, object_store
 from stored_states import read_checkpoint
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from trainer_batches import make_batch, save_tiny_model
 
 from infra.models.checkpoint_list import list_checkpoints
@@ -15,13 +21,17 @@ from infra.storage import RemotePath
 from operators.trainer.checkpoint import (
     CheckpointPositions,
     check_writable,
+    complete_checkpoint,
     read_position,
     write_checkpoint,
+    write_part,
 )
 from operators.trainer.checkpoint_files import TrainerPosition
 from operators.trainer.config import LearnerConfig
 from operators.trainer.learner import Learner
+from operators.trainer.learner_state import LearnerState
 from operators.trainer.persist import CheckpointError
+from operators.trainer.ranks import Ranks
 from schemas.records import PolicyVersion
 
 
@@ -61,6 +71,51 @@ def test_remote_checkpoint_round_trip_is_bit_identical(store: ObjectStore, learn
     assert set(CheckpointPositions(root)().values()) == {12}
     with pytest.raises(CheckpointError, match=r"s3://bits/folder already has a checkpoint of version 1\.4"):
         write_checkpoint(root, state, position(4))
+
+
+def shards_of(state: LearnerState, rank: int) -> LearnerState:
+    """`state` as rank `rank` of two holds it: without the other rank's rows of each tensor."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+
+    def sharded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            name: DTensor.from_local(
+                each.split(-(-len(each) // 2))[rank] if len(each) > 1 or rank == 0 else each[:0],
+                mesh,
+                [Shard(0)],
+                run_check=False,
+                shape=each.shape,
+                stride=each.stride(),
+            )
+            if each.ndim
+            else each
+            for name, each in tensors.items()
+        }
+
+    return replace(state, weights=sharded(state.weights), moments=sharded(state.moments))
+
+
+def test_remote_checkpoint_of_two_ranks_is_read_whole(store: ObjectStore, learner: Learner) -> None:
+    root, state = RemotePath(store.bucket("ranks")), learner.state()
+    files = {}
+    for rank in (1, 0):
+        own = shards_of(state, rank)
+        try:
+            files[rank] = write_part(root, own, position(4), Ranks(rank, 2))
+            assert names(root) == []  # without a manifest it is no checkpoint
+            if rank == 0:
+                complete_checkpoint(root, own, position(4), [files[0], files[1]])
+        finally:
+            dist.destroy_process_group()
+    (folder,) = list_checkpoints(root)
+    assert sorted(file.name for file in files.values()) == [f"rank-{rank}-of-2.safetensors" for rank in (0, 1)]
+    assert all(file.bytes == len((folder / file.name).read_bytes()) > 10_000 for file in files.values())
+    found, where = read_checkpoint(folder)
+    assert where == position(4)
+    for stored, whole in ((found.weights, state.weights), (found.moments, state.moments)):
+        assert stored.keys() == whole.keys()
+        assert all(torch.equal(stored[name], tensor) for name, tensor in whole.items())
 
 
 def test_remote_checkpoints_are_pruned(store: ObjectStore, learner: Learner) -> None:
