@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from infra.storage import StorageFolder
-from infra.store.weight_files import weight_paths
+from infra.store.weight_files import folder_tensors, weight_paths
 from infra.store.weight_store import mapped
 from operators.trainer.checkpoint_files import StoredState
 from operators.trainer.config import LoraConfig
@@ -20,7 +21,7 @@ from operators.trainer.lora import is_adapter
 from operators.trainer.ranks import ALONE
 
 WEIGHTS, CONFIG, BASE = "adapter_model.safetensors", "adapter_config.json", "base_model.json"
-_WEIGHTS_PREFIX = "weights."
+_WEIGHTS_PREFIX, _PEFT_PREFIX = "weights.", "base_model.model."
 
 
 def write_adapters(checkpoint: StorageFolder, config: LoraConfig, base: Path, folder: Path, version: str) -> int:
@@ -52,7 +53,7 @@ def base_digests(base: Path) -> dict[str, str]:
 
 def _peft_name(name: str) -> str:
     """The name of an adapter in peft's files: without the adapter's own name."""
-    return "base_model.model." + name.replace(".default", "")
+    return _PEFT_PREFIX + name.replace(".default", "")
 
 
 def _peft_config(adapters: Mapping[str, Tensor], config: LoraConfig, base: Path) -> dict[str, Any]:
@@ -62,11 +63,28 @@ def _peft_config(adapters: Mapping[str, Tensor], config: LoraConfig, base: Path)
         "base_model_name_or_path": str(base.absolute()),
         "r": config.rank,
         "lora_alpha": config.alpha,
-        "target_modules": sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in adapters}),
+        "target_modules": _targets({_module(name) for name in adapters}, folder_tensors(base)),
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,
     }
+
+
+def _module(name: str) -> str:
+    """The module with the adapter that peft's files call `name`."""
+    return name.removeprefix(_PEFT_PREFIX).partition(".lora_")[0]
+
+
+def _targets(modules: Collection[str], base: Iterable[str]) -> list[str]:
+    """Names by which peft finds `modules` alone in the model with the tensors `base`: a last part, such as q_proj, if
+    all modules called so have adapters, else full names.
+    """
+    adapted, all_of_base = (
+        Counter(name.rpartition(".")[2] for name in names)
+        for names in (modules, [name.removesuffix(".weight") for name in base if name.endswith(".weight")])
+    )
+    lasts = {each: each.rpartition(".")[2] for each in modules}
+    return sorted({last if adapted[last] == all_of_base[last] else each for each, last in lasts.items()})
 
 
 def _write_json(file: Path, content: Mapping[str, Any]) -> None:

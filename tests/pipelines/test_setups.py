@@ -45,3 +45,7 @@ def test_setup_divides_the_gpus_and_fits_their_memory(target: Target) -> None:
     needed = memory.weights + memory.kv(rollout.most_slots * config.context)
     usable = float(rollout.vllm["gpu_memory_utilization"]) * GPU_BYTES - 4 * 10**9  # vLLM's activations
     assert needed / rollout.tensor_parallel < usable
+    tokens = f"{rollout.most_slots} × {config.context}"
+    sizes = [each / rollout.tensor_parallel / 10**9 for each in (memory.weights, needed - memory.weights, needed)]
+    cells = [target.model, str(rollout.tensor_parallel), tokens, *(f"{size:.1f}" for size in sizes)]
+    assert f"| {' | '.join(cells)} |" in (ROOT / "docs" / "training.md").read_text().splitlines()

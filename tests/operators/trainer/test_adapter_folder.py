@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,26 @@ def test_peft_loads_the_adapters_of_a_checkpoint(base: Path, tmp_path: Path) -> 
         changed += not torch.equal(tensor, load_model(base).state_dict()[name])
     assert changed >= 14  # seven linear layers in each of two layers
     assert json.loads((out / "base_model.json").read_text())["version"] == "1.1"
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # by peft
+@pytest.mark.parametrize(
+    ("targets", "named"),
+    [
+        (("q_proj",), ["q_proj"]),
+        (("layers.0.self_attn.q_proj", "v_proj"), ["model.layers.0.self_attn.q_proj", "v_proj"]),
+    ],
+)
+def test_peft_adds_adapters_to_the_trained_layers_alone(
+    base: Path, tmp_path: Path, targets: tuple[str, ...], named: list[str]
+) -> None:
+    lora = replace(LORA, targets=targets)
+    learner = Learner(LearnerConfig(lora=lora), base)
+    write_adapters(checkpoint(learner, tmp_path / "checkpoints"), lora, base, tmp_path, "1.0")
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"] == named
+    loaded = peft.PeftModel.from_pretrained(load_model(base), str(tmp_path)).state_dict()
+    of_peft = {name.removeprefix("base_model.model.") for name in loaded if ".lora_" in name}
+    assert of_peft == set(learner.state().weights)
 
 
 def test_adapters_record_the_digests_of_their_base(base: Path, tmp_path: Path) -> None:

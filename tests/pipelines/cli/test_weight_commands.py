@@ -28,6 +28,10 @@ from infra.store.weight_store import WeightStore
 from infra.transport.endpoint import Endpoint
 from infra.transport.relay_node import RelayNode
 from operators.relay.relay import relay_key
+from operators.trainer.checkpoint import write_checkpoint
+from operators.trainer.checkpoint_files import TrainerPosition
+from operators.trainer.config import LearnerConfig, LoraConfig
+from operators.trainer.learner import Learner
 from schemas.codec import encode
 from schemas.records import PolicyVersion, RelayChain, RelayLink, RelayStatus, WeightVersion
 from schemas.topics import RELAY, RELAY_CHAIN, REPLICAS
@@ -183,6 +187,38 @@ def test_weights_pull_downloads_from_relay(
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     code, _, err = laminar(*words[:3], str(tmp_path / "again"), *words[4:])
     assert (code, "relays delivered version" in " ".join(err.split())) == (1, True)
+
+
+def test_weights_pull_writes_adapters_of_a_checkpoint(
+    laminar: Laminar, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("peft", reason="the extra `lora` is not installed")
+    monkeypatch.chdir(tmp_path)
+    version = json_of(laminar, "weights", "publish", str(model))["version"]  # type: ignore[index]
+    folder, out = tmp_path / "runs" / RUN, tmp_path / "adapters"
+    words = ("weights", "pull", version, str(out), "--adapter")
+    assert "--adapter needs the folder of the run" in plain(laminar(*words)[2])
+    folder.mkdir(parents=True)
+    settings = f"[run]\nname = '{RUN}'\n[model]\npath = '{model}'\n"
+    (folder / "config.toml").write_text(settings)
+    assert "trainer.learner.lora.rank is 0" in plain(laminar(*words)[2])
+    (folder / "config.toml").write_text(f"{settings}[trainer.learner.lora]\nrank = 4\n")
+    assert f"version {version} is in no checkpoint" in plain(laminar(*words)[2])
+
+    learner = Learner(LearnerConfig(lora=LoraConfig(rank=4)), model)
+    position = TrainerPosition(PolicyVersion.parse(version), (0,), 0)
+    checkpoint = write_checkpoint(folder / "checkpoints", learner.state(), position)
+    written = json_of(laminar, *words)
+    assert written == {"version": version, "folder": str(out), "from": str(checkpoint.relative_to(tmp_path))}
+    stored = load_file(out / "adapter_model.safetensors")
+    assert len(stored) == len(learner.state().weights) > 0
+    assert json.loads((out / "base_model.json").read_text())["version"] == version
+    assert "exists already" in plain(laminar(*words)[2])
+
+
+def plain(text: str) -> str:
+    """`text` without the frame and line breaks of the terminal."""
+    return " ".join(text.replace("│", " ").split())
 
 
 def test_relays_are_listed_in_chain_order(laminar: Laminar, client: ClientProperties) -> None:
