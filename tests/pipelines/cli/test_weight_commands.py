@@ -190,11 +190,13 @@ def test_weights_pull_downloads_from_relay(
 
 
 def test_weights_pull_writes_adapters_of_a_checkpoint(
-    laminar: Laminar, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    laminar: Laminar, root: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("peft", reason="the extra `lora` is not installed")
     monkeypatch.chdir(tmp_path)
-    version = json_of(laminar, "weights", "publish", str(model))["version"]  # type: ignore[index]
+    published = json_of(laminar, "weights", "publish", str(model))
+    assert published["store"] == str(root)  # type: ignore[index]
+    version = published["version"]  # type: ignore[index]
     folder, out = tmp_path / "runs" / RUN, tmp_path / "adapters"
     words = ("weights", "pull", version, str(out), "--adapter")
     assert "--adapter needs the folder of the run" in plain(laminar(*words)[2])
