@@ -87,6 +87,10 @@ def test_whiten_returns_zero_for_fewer_than_two_tokens(tokens: int) -> None:
     assert found.tolist() == [0.0] * tokens
 
 
+def test_whiten_divides_two_values_by_their_deviation() -> None:
+    assert advantages.whiten(torch.tensor([1.0, 3.0]).double()).tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5])
+
+
 VALUES = [0.5, -0.2, 0.1, 0.9, -0.4, 0.3, 0.0, 0.2, -0.1, 0.6, 0.4]
 PENALTIES = [0.1, -0.2, 0.3, 0.0, 0.05, 0.2, 0.1, -0.1, 0.0, 0.2, 0.3]
 
@@ -161,3 +165,9 @@ def test_conversations_with_equal_rewards_have_advantage_0() -> None:
     rewards = Rewards(outcomes, groups, torch.ones(4, dtype=torch.int64), sequences=torch.tensor([0, 0, 0, 1]))
     for estimator in (advantages.group_centred, advantages.group_normalised, advantages.leave_one_out):
         assert estimator(rewards, CONFIG).tolist() == [0.0] * 4
+
+
+def test_sequences_of_one_context_have_no_weights() -> None:
+    one = torch.ones(3, dtype=torch.int64)
+    for sequences in (None, torch.tensor([0, 1, 2])):
+        assert Rewards(one.double(), 0 * one, one, sequences=sequences).weights() is None

@@ -28,6 +28,11 @@ def test_aggregation_coefficients(name: AggregationName, expected: list[float]) 
     assert found.tolist() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("name", ["token_mean", "sequence_mean", "sequence_sum"])
+def test_only_token_of_a_batch_has_the_whole_weight(name: AggregationName) -> None:
+    assert AGGREGATIONS[name](torch.tensor([1]), None).tolist() == [1.0]
+
+
 @pytest.mark.parametrize("name", sorted(AGGREGATIONS))
 def test_aggregation_is_finite_without_trained_tokens(name: AggregationName) -> None:
     assert torch.isfinite(AGGREGATIONS[name](torch.tensor([0, 0]), 8)).all()
