@@ -62,8 +62,9 @@ LEFT_OUT = {
         *("emulation", "determinism", "learners"),
     ),
     "files, records and versions: kills (`campaign.py`) and faults (`fault_campaign.py`) test them": (
-        *("adapter_folder", "assembly", "checkpoint", "checkpoint_files", "checkpoint_writer", "clean_stop", "persist"),
-        *("manifest_history", "publishing", "version_file", "version_publisher", "weight_parts", "train_batches"),
+        *("adapter_folder", "assembly", "checkpoint", "checkpoint_files", "checkpoint_model", "checkpoint_writer"),
+        *("clean_stop", "persist", "manifest_history", "publishing", "version_file", "version_publisher"),
+        *("weight_parts", "train_batches"),
     ),
     "what ranks and roles do together: kills test them": (
         *("joint_actions", "rank_addresses", "rank_checks", "rank_training", "rendezvous", "train_follower", "replay"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -39,11 +41,13 @@ def emulated(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Config
 
 
 @pytest.fixture
-def graph(emulated: Config) -> Callable[..., RoleGraph]:
+def graph(emulated: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RoleGraph]:
     """`graph(role)` is the graph that `pipelines/<role>.py` builds for the emulated run."""
     from importlib import import_module
 
     from role_graph import RoleGraph
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # TestPipeline leaves folders
 
     def of(role: str, *arguments: Any) -> RoleGraph:
         build = import_module(f"pipelines.{role}").build

@@ -75,6 +75,7 @@ BEFORE_RECORDS = {
     "rollout": "the memory of a machine, and how responses are drawn",
     "score.answer": "the trial",
     "score.rewards": "rewards that do not fit the prompts",
+    "trainer.context_ranks": "the memory of a machine",
     "trainer.device": "devices of a machine",
     "trainer.gpus": "devices of a machine",
     "trainer.learner": "the memory of a machine",
