@@ -91,6 +91,7 @@ def _spec(config: Config) -> TransformersSpec:
         tensor_parallel=1,
         gpus=(),
         vllm={},
+        token_sampler="laminar",
         environments=(),
     )
     return TransformersSpec(rollout, config.model_folder(), store_folder(config))

@@ -70,12 +70,13 @@ _SINGLE_ROW = {records.MicroBatch, records.DeadLetter}
 _ADDED: Mapping[type, tuple[str, ...]] = {
     records.Prompt: ("messages",),
     records.Assignment: ("prompt.messages", "at_least"),
-    records.Trajectory: ("prompt.messages", "conversations", "conversation_rewards"),
+    records.Trajectory: ("prompt.messages", "conversations", "conversation_rewards", "token_sampler"),
     records.Experience: (
         "trajectory.prompt.messages",
         "trajectory.conversations",
         "trajectory.conversation_rewards",
         "conversation_rewards",
+        "trajectory.token_sampler",
     ),
     records.MicroBatch: ("breaks", "context_rewards"),
     records.RelayChain: ("needed",),

@@ -38,6 +38,7 @@ TRAJECTORY = r.Trajectory(
     episode=r.Episode((0.0, 1.0), "done"),
     conversations=(r.Conversation(0, 4, '[{"role":"user","content":"2 + 3"}]'), r.Conversation(1, 1, "")),
     conversation_rewards=(1.0, 0.5),
+    token_sampler="vllm",
 )
 
 SAMPLES: dict[type, object] = {

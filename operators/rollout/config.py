@@ -54,6 +54,10 @@ class RolloutConfig:
     visible."""
     vllm: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     """Additional engine arguments of vLLM, by name. Those that have a setting of their own are refused."""
+    token_sampler: Literal["laminar", "vllm"] = "laminar"
+    """How tokens are drawn. `laminar`: each draw is a function of seed, trajectory and position, so any engine repeats it
+    after a move. `vllm`: vLLM's own sampler, without a pass over the vocabulary in float64; a seed repeats a response
+    only if it was never interrupted. Requires engine `vllm`. Each trajectory's record names it."""
     speculation: bool = False
     """Whether steps of few trajectories draft several tokens from recent texts and verify them in one pass. Tokens and
     logprobs do not change. Not with `vllm`."""
@@ -95,6 +99,11 @@ class RolloutConfig:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         if self.engine != "vllm" and (self.vllm or self.tensor_parallel > 1):
             raise ValueError(f"tensor_parallel > 1 and vllm require engine 'vllm', not {self.engine!r}")
+        if self.engine != "vllm" and self.token_sampler != "laminar":
+            raise ValueError(
+                f"token_sampler {self.token_sampler!r} requires engine 'vllm', not {self.engine!r}: set "
+                "rollout.token_sampler = 'laminar'"
+            )
         reject_own(self.vllm)
         if self.engine == "vllm" and self.speculation:
             raise ValueError(

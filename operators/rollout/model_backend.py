@@ -116,6 +116,7 @@ class VllmBackend(ModelBackend):
         options: dict[str, Any] = dict(config.vllm)
         vllm = open_vllm(
             self.model,
+            token_sampler=config.token_sampler,
             slots=config.most_slots,
             context=config.context or context_length(self.model),
             kv_capacity=config.kv_capacity,

@@ -23,6 +23,15 @@ def stream_key(seed: int, trajectory_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}\0{trajectory_id}".encode(), digest_size=8).digest(), "little")
 
 
+def resumed_seed(seed: int, trajectory_id: str, known: int) -> int:
+    """A seed in [0, 2^63) for a generator that draws the tokens after the first `known`.
+
+    A generator starts anew with each request: a seed of the trajectory alone would give a resumed response the random
+    numbers that its first tokens had.
+    """
+    return stream_key(seed, f"{trajectory_id}\0{known}") >> 1
+
+
 def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """One uniform in [0, 1) per row, float64[rows], for `keys` uint64[rows] at `positions` int64[rows] from 0."""
     state = keys + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN

@@ -20,6 +20,7 @@ from schemas.records import (
     PolicyVersion,
     Progress,
     Response,
+    TokenSampler,
     Trajectory,
     TurnEnded,
     VersionSpan,
@@ -130,6 +131,7 @@ class RunningRequest:
         newest: PolicyVersion | None,
         decode: Callable[[list[int]], str],
         now: int,
+        token_sampler: TokenSampler,
     ) -> Trajectory:
         """The record of the finished trajectory."""
         a, generated, positions = self.assignment, completion.generated, completion.positions
@@ -157,6 +159,7 @@ class RunningRequest:
             started_at=self.started_at,
             first_token_at=self.first_token_at,
             finished_at=now,
+            token_sampler=token_sampler,
         )
 
 

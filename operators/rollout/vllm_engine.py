@@ -1,12 +1,13 @@
-"""The vLLM engine: vLLM's continuous batching, paged KV and prefix cache, with our draws and our weights.
+"""The vLLM engine: vLLM's continuous batching, paged KV and prefix cache, with our weights, and our draws or vLLM's.
 
-vLLM's engine core runs in this process; with tensor parallelism its workers run in others. This module keeps the
-generated tokens of every request, so that a released partial response is complete; it is resumed by one prefill of
-prompt and partial response.
+vLLM's engine core runs in this process; with tensor parallelism its workers run in others. It schedules a step while
+the one before it runs. This module keeps the generated tokens of every request, so that a released partial response is
+complete; it is resumed by one prefill of prompt and partial response.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import time
@@ -28,7 +29,7 @@ os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
-from vllm import EngineArgs, SamplingParams
+from vllm import EngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -36,20 +37,20 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from infra.models.weights import check_weights
 from operators.rollout.engine import Completion, EngineStatus, PartialResponse, Request
 from operators.rollout.kv_rows import generation_limit
-from operators.rollout.random_streams import stream_key
 from operators.rollout.request_checks import check_loadable, check_request
 from operators.rollout.scheduler import finished_reason
 from operators.rollout.vllm_options import reject_on_cpu
-from operators.rollout.vllm_sampling import NOT_FINITE, DrawTokens, draw_argument
+from operators.rollout.vllm_sampling import NOT_FINITE, check_temperature, draw_processors, sampling_params
 from operators.rollout.vllm_worker import clear_kv, load_worker_weights
-from schemas.records import PolicyVersion
+from schemas.records import PolicyVersion, TokenSampler
 
 
 @dataclass(slots=True)
 class _TrackedRequest:
-    """A request and its tokens: those of its partial response, then those that vLLM generated."""
+    """A request and its tokens: those of its partial response, then those that vLLM generated. `core_id` is vLLM's."""
 
     request: Request
+    core_id: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     started: bool = False
@@ -93,20 +94,23 @@ def engine_arguments(
     return arguments | options
 
 
-def open_vllm(model: Path, **options: Any) -> LLMEngine:
-    """vLLM over the Hugging Face model in folder `model`, configured for `VllmEngine`.
+def open_vllm(model: Path, *, token_sampler: TokenSampler = "laminar", **options: Any) -> LLMEngine:
+    """vLLM over the Hugging Face model in folder `model`, configured for `VllmEngine` with the draws of `token_sampler`.
 
     At most `slots` requests run at once, of at most `context` tokens each; `kv_capacity` bounds their tokens together,
     in blocks of `block` tokens (default: on a CPU slots × context, on GPUs what fits their memory). `gpus` is the
     tensor-parallel size. All other `options` are passed to vLLM's EngineArgs and override ours. Raises ValueError for
     options that a CPU cannot have, and what vLLM raises for a model that it cannot run.
+
+    A process opens engines of one `token_sampler`: on a GPU they have different runners of vLLM.
     """
+    if token_sampler == "laminar":
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # the newer one has no processors such as ours
     arguments = EngineArgs(
         model=str(model),
         skip_tokenizer_init=True,
-        logits_processors=[DrawTokens],
-        logprobs_mode="processed_logits",
-        async_scheduling=False,  # a draw depends on the number of tokens before it
+        async_scheduling=True,
+        **draw_processors(token_sampler),
         **engine_arguments(model, **options),
     )
     with _restore_ld_preload():
@@ -120,6 +124,13 @@ def _token_bytes(model: Path, dtype: str) -> int:
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     return 2 * config.num_hidden_layers * kv_heads * size * getattr(torch, dtype).itemsize
+
+
+def finish_steps(vllm: LLMEngine) -> None:
+    """Finish the steps that vLLM has begun, whose tokens belong to requests that it no longer has."""
+    core = vllm.engine_core
+    while core.engine_core.batch_queue:
+        core.get_output()
 
 
 @contextmanager
@@ -146,7 +157,10 @@ class VllmEngine:
         self._kv_capacity = (cache.num_gpu_blocks - 1) * cache.block_size
         self._vllm, self._core = vllm, vllm.engine_core
         self._scheduler = self._core.engine_core.scheduler
+        self._token_sampler: TokenSampler = "laminar" if model.logits_processors else "vllm"
         self._requests: dict[str, _TrackedRequest] = {}
+        self._by_core_id: dict[str, _TrackedRequest] = {}
+        self._numbers = itertools.count()
         self._done: list[Completion] = []
         self._started: list[str] = []
         self._tokens_generated = 0
@@ -165,6 +179,7 @@ class VllmEngine:
         prefix cache. Raises as every engine does."""
         check_loadable(self.status(), version)
         check_weights(self._shape, weights, rounds=True)
+        finish_steps(self._vllm)
         self._vllm.collective_rpc(load_worker_weights, args=(str(weights.absolute()),))
         self._reset_prefix_cache()
         self._version = version
@@ -172,6 +187,7 @@ class VllmEngine:
     def submit(self, request: Request) -> None:
         """Queue a request. Raises ValueError as every engine does."""
         check_request(request, self._vocabulary, self._context)
+        check_temperature(request, self._token_sampler)
         name = request.trajectory_id
         if name in self._requests or any(name == done.trajectory_id for done in self._done):
             raise ValueError(f"trajectory {name!r} is already in the engine")
@@ -214,9 +230,9 @@ class VllmEngine:
         wanted = set(trajectory_ids)
         released = {done.trajectory_id: done.generated for done in self._done if done.trajectory_id in wanted}
         self._done = [done for done in self._done if done.trajectory_id not in wanted]
-        here = [name for name in self._requests if name in wanted]
-        self._core.abort_requests(here)
-        released |= {name: self._requests.pop(name).partial() for name in here}
+        here = [each for name, each in self._requests.items() if name in wanted]
+        self._core.abort_requests([each.core_id for each in here])
+        released |= {self._forget(each): each.partial() for each in here}
         self._status = self._read_status()
         return released
 
@@ -235,14 +251,18 @@ class VllmEngine:
         self.__dict__.clear()
 
     def _add(self, tracked: _TrackedRequest) -> None:
-        request = tracked.request
+        request, known = tracked.request, len(tracked.token_ids)
+        # A step that runs may still return a token of an aborted request of the same trajectory.
+        tracked.core_id = f"{request.trajectory_id}#{next(self._numbers)}"
+        self._by_core_id[tracked.core_id] = tracked
+        left = generation_limit(request, self._context) - known
         # The public method would validate the request again and copy its parameters.
         self._core.add_request(
             EngineCoreRequest(
-                request_id=request.trajectory_id,
+                request_id=tracked.core_id,
                 prompt_token_ids=[*request.prompt.tolist(), *tracked.token_ids],
                 mm_features=None,
-                sampling_params=self._params(request, len(tracked.token_ids)),
+                sampling_params=sampling_params(request, known, left, self._token_sampler),
                 pooling_params=None,
                 arrival_time=time.time(),
                 lora_request=None,
@@ -251,10 +271,18 @@ class VllmEngine:
             )
         )
 
+    def _forget(self, tracked: _TrackedRequest) -> str:
+        """Remove a request; returns its trajectory's id."""
+        name = tracked.request.trajectory_id
+        del self._requests[name], self._by_core_id[tracked.core_id]
+        return name
+
     def _restart_requests(self, failed: list[str]) -> None:
         """Abort the `failed` requests, clear the KV and restart all others from their tokens: non-finite values would
         corrupt requests that get the same blocks or share the prompt."""
-        self._core.abort_requests([*failed, *self._requests])
+        self._core.abort_requests([*failed, *self._by_core_id])
+        self._by_core_id.clear()
+        finish_steps(self._vllm)
         self._vllm.collective_rpc(clear_kv)
         self._reset_prefix_cache()
         for tracked in self._requests.values():
@@ -266,40 +294,28 @@ class VllmEngine:
 
     def _record_output(self, output: EngineCoreOutput, done: list[Completion]) -> bool:
         """Record the new tokens of a request; returns whether it failed, usually by logits that are not finite."""
-        tracked = self._requests.get(output.request_id)
+        tracked = self._by_core_id.get(output.request_id)
         if tracked is None:
             return False
-        new = output.new_token_ids
+        name, new = tracked.request.trajectory_id, output.new_token_ids
         logprobs = [] if output.new_logprobs is None else [float(each[0]) for each in output.new_logprobs.logprobs]
         if new and not tracked.started:
             tracked.started = True
-            self._started.append(output.request_id)
-        if NOT_FINITE in logprobs or len(logprobs) != len(new) or output.finish_reason == FinishReason.ERROR:
-            error = "logits that are not finite" if NOT_FINITE in logprobs else "vLLM failed the request"
-            done.append(Completion(output.request_id, tracked.partial(), "failed", error))
-            del self._requests[output.request_id]
+            self._started.append(name)
+        not_finite = any(each == NOT_FINITE or math.isnan(each) for each in logprobs)
+        if not_finite or len(logprobs) != len(new) or output.finish_reason == FinishReason.ERROR:
+            error = "logits that are not finite" if not_finite else "vLLM failed the request"
+            done.append(Completion(name, tracked.partial(), "failed", error))
+            self._forget(tracked)
             return True
         tracked.token_ids += new
         tracked.logprobs += logprobs
         self._tokens_generated += len(new)
         if output.finish_reason is not None:
             reason = "stop" if output.finish_reason == FinishReason.STOP else "length"
-            done.append(Completion(output.request_id, tracked.partial(), reason))
-            del self._requests[output.request_id]
+            done.append(Completion(name, tracked.partial(), reason))
+            self._forget(tracked)
         return False
-
-    def _params(self, request: Request, known: int) -> SamplingParams:
-        sampling = request.sampling
-        key = stream_key(sampling.seed, request.trajectory_id)
-        return SamplingParams(
-            temperature=0.0,  # the logits processor leaves only the drawn token
-            max_tokens=generation_limit(request, self._context) - known,
-            stop_token_ids=list(sampling.stop_token_ids),
-            ignore_eos=True,
-            logprobs=0,
-            detokenize=False,
-            extra_args=draw_argument(key, known, sampling.temperature, sampling.top_k, sampling.top_p),
-        )
 
     def _read_status(self) -> EngineStatus:
         running = len(self._scheduler.running)

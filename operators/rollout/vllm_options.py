@@ -27,7 +27,7 @@ def reject_own(options: Mapping[str, Any]) -> None:
             raise ValueError(f"vllm.{name} cannot be set: set {_SETTINGS[name]}")
         if name in _FIXED:
             raise ValueError(
-                f"vllm.{name} cannot be set: draws that any engine repeats need Laminar's value. Remove it"
+                f"vllm.{name} cannot be set: the draws need Laminar's value. Remove it, or set rollout.token_sampler"
             )
     if options.get("enable_sleep_mode"):
         raise ValueError("vllm.enable_sleep_mode would have no effect: nothing puts a rollout to sleep. Remove it")

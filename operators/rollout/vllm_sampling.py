@@ -1,9 +1,11 @@
-"""The project's token draws inside vLLM: a logits processor that keeps only the drawn token, with its logprob.
+"""The two ways in which vLLM draws tokens, as SamplingParams: `rollout.token_sampler`.
 
-vLLM's seeded sampling restarts with each request, so a moved trajectory would get other tokens. This processor draws
-each token as the other engines do (`sampling`, `random_streams`). Its output row has the drawn token's logprob at that
-token and -inf elsewhere: greedy sampling selects the token, and the logits that vLLM returns (`processed_logits`)
-contain the logprob, whichever process computed it.
+`laminar`: a logits processor draws each token as the other engines do (`sampling`, `random_streams`), so a moved
+trajectory gets the same tokens. Its output row has the drawn token's logprob at that token and -inf elsewhere: greedy
+sampling selects the token, and the logits that vLLM returns (`processed_logits`) contain the logprob, whichever process
+computed it. The draw runs on the device and waits for nothing.
+
+`vllm`: vLLM's own sampler, which restarts with each request, seeded with what the request is to draw next.
 """
 
 from __future__ import annotations
@@ -17,18 +19,58 @@ from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
-from operators.rollout.random_streams import uniforms
-from operators.rollout.sampling import sample
-from operators.rollout.sampling_columns import NO_TOKEN, SamplingColumns
+from operators.rollout.engine import Request
+from operators.rollout.random_streams import resumed_seed, stream_key, uniforms
+from operators.rollout.sampling import draw
+from operators.rollout.sampling_columns import SamplingColumns
+from schemas.records import TokenSampler
 
 NOT_FINITE = 1.0
 """Marks a row whose logits were not finite: no logprob is positive."""
 EXTRA_ARGUMENT = "laminar"
+"""The key of the draw parameters in `extra_args` of vLLM's SamplingParams."""
+LOWEST_TEMPERATURE = 0.01
+"""vLLM's sampler raises lower temperatures to this one; 0 is greedy."""
 
 
-def draw_argument(key: int, first: int, temperature: float, top_k: int, top_p: float) -> dict[str, Any]:
-    """`extra_args` of vLLM's SamplingParams: draw parameters, from position `first` of random stream `key` on."""
-    return {EXTRA_ARGUMENT: [key, first, temperature, top_k, top_p]}
+def draw_processors(token_sampler: TokenSampler) -> dict[str, Any]:
+    """The engine arguments of vLLM by which draws of `token_sampler` report the logprobs of their distribution."""
+    if token_sampler == "vllm":
+        return {"logprobs_mode": "processed_logprobs"}
+    return {"logprobs_mode": "processed_logits", "logits_processors": [DrawTokens]}
+
+
+def sampling_params(request: Request, known: int, max_tokens: int, token_sampler: TokenSampler) -> SamplingParams:
+    """The parameters of a vLLM request for at most `max_tokens` tokens of `request` after its first `known`."""
+    sampling = request.sampling
+    own: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "seed": resumed_seed(sampling.seed, request.trajectory_id, known),
+    }
+    if token_sampler == "laminar":
+        key = stream_key(sampling.seed, request.trajectory_id)
+        drawn = [key, known, sampling.temperature, sampling.top_k, sampling.top_p]
+        own = {"temperature": 0.0, "extra_args": {EXTRA_ARGUMENT: drawn}}  # the processor leaves only the drawn token
+    return SamplingParams(
+        **own,
+        max_tokens=max_tokens,
+        stop_token_ids=list(sampling.stop_token_ids),
+        ignore_eos=True,
+        logprobs=0,
+        detokenize=False,
+    )
+
+
+def check_temperature(request: Request, token_sampler: TokenSampler) -> None:
+    """Raise ValueError for a temperature at which vLLM's sampler would draw from another distribution."""
+    if token_sampler == "vllm" and 0 < request.sampling.temperature < LOWEST_TEMPERATURE:
+        raise ValueError(
+            f"trajectory {request.trajectory_id!r}: vLLM's sampler draws at a temperature of at least "
+            f"{LOWEST_TEMPERATURE}, not {request.sampling.temperature}: set rollout.token_sampler = 'laminar', or a "
+            "higher prompts.temperature"
+        )
 
 
 @dataclass(slots=True)
@@ -78,15 +120,14 @@ class DrawTokens(LogitsProcessor):
             self._columns = self._as_columns()
         indices, keys, first, sampling = self._columns
         positions = first + [len(self._rows[index].generated) for index in indices.tolist()]
-        rows = torch.from_numpy(indices).to(logits.device)
-        own = logits[rows] if len(indices) < len(logits) else logits
-        token_ids, logprobs = sample(own, sampling, uniforms(keys, positions))
-        not_finite = token_ids == NO_TOKEN
-        if not_finite.any():
-            token_ids, logprobs = np.where(not_finite, 0, token_ids), np.where(not_finite, NOT_FINITE, logprobs)
-        chosen = torch.from_numpy(token_ids).to(logits.device)[:, None]
-        own.fill_(-torch.inf).scatter_(1, chosen, torch.from_numpy(logprobs.astype(np.float32)).to(own)[:, None])
-        if own is not logits:
+        others = len(indices) < len(logits)
+        rows = torch.from_numpy(indices).to(logits.device, non_blocking=True) if others else slice(None)
+        own = logits[rows]
+        token_ids, logprobs = draw(own, sampling, uniforms(keys, positions))
+        # Nothing is copied to the host, which would wait for the model.
+        found = torch.where(logprobs.isnan(), NOT_FINITE, logprobs).float()
+        own.fill_(-torch.inf).scatter_(1, token_ids[:, None], found.to(own.dtype)[:, None])
+        if others:
             logits[rows] = own
         return logits
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
@@ -35,6 +36,8 @@ def load_worker_weights(worker: Any, file: str) -> None:
     ):
         _load_packed(model, tensors)
     else:
+        if on_cpu:
+            _pack_experts_again(model)
         runner.reload_weights(weights_iterator=tensors)
     if on_cpu:
         _pack_embeddings(model)
@@ -56,6 +59,13 @@ def _load_packed(model: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> Non
     model.load_weights(tensors)
     for layer in linear:
         layer.fill()
+
+
+def _pack_experts_again(model: torch.nn.Module) -> None:
+    """Have the next reload pack the experts' weights for the CPU's kernels, which vLLM does at the first load alone."""
+    for layer in model.modules():
+        if isinstance(method := _method(layer), UnquantizedFusedMoEMethod):
+            method.moe_kernel = None
 
 
 def _pack_embeddings(model: torch.nn.Module) -> None:

@@ -38,6 +38,7 @@ from schemas.records.trajectories import (
     Response,
     RewardComponent,
     Settled,
+    TokenSampler,
     Trajectory,
     VersionSpan,
 )

@@ -11,7 +11,8 @@ from schemas.records.prompts import Prompt
 from schemas.records.versions import PolicyVersion
 
 FinishReason = Literal["stop", "length", "failed"]
-
+TokenSampler = Literal["laminar", "vllm"]
+"""Draws that any engine repeats, or those of vLLM's own sampler."""
 
 Ending = Literal["done", "turns", "length", "failed"]
 
@@ -78,6 +79,7 @@ class Trajectory:
     generated none), and finished it. `episode` is set if it ran in an environment. `conversations` are those of its
     episode that are trained: the response has their tokens, one conversation after another.
     `conversation_rewards` has an agent's own report of each; empty if it reported no rewards of conversations.
+    `token_sampler` is the `rollout.token_sampler` of its owners; None if none generated it, and of earlier releases.
     """
 
     prompt: Prompt
@@ -98,6 +100,7 @@ class Trajectory:
     episode: Episode | None = None
     conversations: tuple[Conversation, ...] = ()
     conversation_rewards: tuple[float, ...] = ()
+    token_sampler: TokenSampler | None = None
 
     @property
     def trajectory_id(self) -> str:

@@ -99,6 +99,7 @@ def calibrated(config: Config, metrics: Sequence[Metric], name: str) -> Calibrat
             kv_capacity=config.rollout.kv_capacity or (_measured(metrics, "kv_capacity") if vllm else None),
             # What these settings do is in the times measured.
             vllm={},
+            token_sampler="laminar",
             tensor_parallel=1,
             gpus=(),
             speculation=False,
