@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-CACHES = ("torchinductor_*", "beam-requirements-cache")
-"""What libraries keep there on purpose."""
+CACHES = ("torchinductor_*", "beam-requirements-cache", "vllm_dist_*")
+"""What libraries keep there on purpose, and the file by which the workers of a vLLM engine find each other."""
 MAX_NAMED = 20
 
 

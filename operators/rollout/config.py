@@ -55,9 +55,9 @@ class RolloutConfig:
     vllm: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     """Additional engine arguments of vLLM, by name. Those that have a setting of their own are refused."""
     token_sampler: Literal["laminar", "vllm"] = "laminar"
-    """How tokens are drawn. `laminar`: each draw is a function of seed, trajectory and position, so any engine repeats it
-    after a move. `vllm`: vLLM's own sampler, without a pass over the vocabulary in float64; a seed repeats a response
-    only if it was never interrupted. Requires engine `vllm`. Each trajectory's record names it."""
+    """How tokens are drawn. `laminar`: each draw is a function of seed, trajectory and position, so any engine repeats
+    it after a move. `vllm`: vLLM's own sampler, without a pass over the vocabulary in float64; a seed repeats a
+    response only if it was never interrupted. Requires engine `vllm`. Each trajectory's record names it."""
     speculation: bool = False
     """Whether steps of few trajectories draft several tokens from recent texts and verify them in one pass. Tokens and
     logprobs do not change. Not with `vllm`."""

@@ -95,7 +95,7 @@ def engine_arguments(
 
 
 def open_vllm(model: Path, *, token_sampler: TokenSampler = "laminar", **options: Any) -> LLMEngine:
-    """vLLM over the Hugging Face model in folder `model`, configured for `VllmEngine` with the draws of `token_sampler`.
+    """vLLM over the Hugging Face model in folder `model`, for a `VllmEngine` with the draws of `token_sampler`.
 
     At most `slots` requests run at once, of at most `context` tokens each; `kv_capacity` bounds their tokens together,
     in blocks of `block` tokens (default: on a CPU slots × context, on GPUs what fits their memory). `gpus` is the

@@ -29,12 +29,14 @@ CHANGES = ("rollout.engine=vllm", "rollout.replicas=2", "rollout.heartbeat_s=0.5
 
 
 @pytest.mark.timeout(3 * AT_MOST_S)
+@pytest.mark.parametrize("token_sampler", ["laminar", "vllm"])
 def test_run_with_vllm_trains_after_a_killed_rollout(
-    start_run: StartRun, broker: Broker, run_id: str, model_folder: Path
+    start_run: StartRun, broker: Broker, run_id: str, model_folder: Path, token_sampler: str
 ) -> None:
     servers = broker.bootstrap_servers
     steps = f"trainer.optimizer_steps={STEPS}"
-    run = start_run(run_id, f"kafka.bootstrap_servers={servers}", steps, LENGTH_REWARD, *CHANGES)
+    sampler = f"rollout.token_sampler={token_sampler}"
+    run = start_run(run_id, f"kafka.bootstrap_servers={servers}", steps, LENGTH_REWARD, sampler, *CHANGES)
     rollout = run.pid_of("rollout-0")
     log = run.folder / "metrics.jsonl"
     run.until(lambda: log.exists() and '"trainer"' in log.read_text(), AT_MOST_S, "the first optimizer step")
@@ -54,6 +56,7 @@ def test_run_with_vllm_trains_after_a_killed_rollout(
     versions = {row.version_spans[0].version for row in rows if row.version_spans}
     assert len(versions) > 2
     assert {row.replica for row in rows} == {0, 1}
+    assert {row.token_sampler for row in rows} == {token_sampler}
     first = [row for row in rows if row.version_spans and row.version_spans[0].version == min(versions)]
     model = AutoModelForCausalLM.from_pretrained(model_folder)
     for row in first[:8]:

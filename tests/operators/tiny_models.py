@@ -93,4 +93,6 @@ def tiny_model(family: str = "qwen2", seed: int = 0) -> PreTrainedModel:
     torch.manual_seed(seed)
     if family == "wide":
         return Qwen3ForCausalLM(Qwen3Config(**{**GQA, **WIDE}, head_dim=32)).eval()
+    if family == "qwen3_moe_wide":  # vLLM's minimum on CPUs
+        return MIXTURES["qwen3_moe"](head_dim=32).eval()
     return (MIXTURES[family] if family in MIXTURES else FAMILIES[family][0])().eval()

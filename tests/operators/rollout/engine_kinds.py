@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,24 @@ from vllm_engines import FAMILY, vllm_engine
 from operators.rollout.engine import Completion, Engine, Request
 
 MakeEngine = Callable[..., Engine]
-KINDS = ("transformers", "speculating", "emulated", "vllm")
-WITH_MODEL = ("transformers", "vllm")
+VLLM: dict[str, dict[str, Any]] = {
+    "vllm": {},
+    "vllm_async": {"asynchronous": True},
+    "vllm_sampler": {"asynchronous": True, "token_sampler": "vllm"},
+}
+KINDS = ("transformers", "speculating", "emulated", *VLLM)
+WITH_MODEL = ("transformers", *VLLM)
 """Engines that run a model: synthetic tokens have neither a distribution nor weights."""
+OWN_SAMPLER = "vllm_sampler"
+"""Its resumed responses get other draws than if they had not been interrupted."""
 STOPS = (3, 7)
 
 
 def maker(kind: str) -> MakeEngine:
     """A factory of engines of a kind, over the weights of `tiny_model(family)`."""
-    if kind == "vllm":
+    if kind in VLLM:
         pytest.importorskip("vllm", reason="make vllm-test has it")
-        return vllm_engine
+        return partial(vllm_engine, **VLLM[kind])
 
     def make(family: str = FAMILY, **options: Any) -> Engine:
         if kind == "emulated":

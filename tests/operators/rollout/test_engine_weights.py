@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from engine_kinds import KINDS, WITH_MODEL, MakeEngine, assert_equal, maker, stopping
+from engine_kinds import KINDS, OWN_SAMPLER, WITH_MODEL, MakeEngine, assert_equal, maker, stopping
 from memory_limits import no_more_memory_than
 from safetensors.torch import save_file
 from tiny_engines import mixed, plain_logprobs, request, run
 from tiny_models import tiny_model
-from vllm_engines import FAMILY
+from vllm_engines import FAMILY, MIXTURE
 
 from infra.models.weights import save_weights, weight_tensors
 from infra.store.weight_store import WeightStore
@@ -130,7 +130,7 @@ def test_engines_of_one_process_are_independent(make: MakeEngine, weights: Path)
             assert_equal(completion, expected[name])
 
 
-@pytest.mark.parametrize("family", [FAMILY, "qwen3_tied"])
+@pytest.mark.parametrize("family", [FAMILY, "qwen3_tied", MIXTURE])
 def test_behaviour_logprobs_match_the_sampling_distribution(
     make_with_model: MakeEngine, family: str, tmp_path: Path
 ) -> None:
@@ -145,7 +145,9 @@ def test_behaviour_logprobs_match_the_sampling_distribution(
             assert np.abs(plain_logprobs(reference, one, done.generated) - done.generated.logprobs).max() < 1e-4
 
 
-def test_non_finite_logits_fail_only_their_request(make_with_model: MakeEngine, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", WITH_MODEL)
+def test_non_finite_logits_fail_only_their_request(kind: str, tmp_path: Path) -> None:
+    make_with_model = maker(kind)
     broken = tiny_model(FAMILY)
     one, others = request(5, prompt=20), [request(1), request(9, prompt=20)]
     lost = next(token for token in one.prompt.tolist() if all(token not in other.prompt for other in others))
@@ -162,5 +164,10 @@ def test_non_finite_logits_fail_only_their_request(make_with_model: MakeEngine, 
     assert "not finite" in str(failed.error)
     for done in (together, run(it, others)):
         assert done.keys() == expected.keys()
+        if kind == OWN_SAMPLER:  # the others were resumed
+            for other in others:
+                found = done[other.trajectory_id].generated
+                assert np.abs(plain_logprobs(tiny_model(FAMILY), other, found) - found.logprobs).max() < 1e-4
+            continue
         for name, completion in done.items():
             assert_equal(completion, expected[name])

@@ -1,4 +1,4 @@
-"""The vLLM engine against the transformers engine: the same draws from either engine's logits."""
+"""The vLLM engine against the transformers engine, its weights, its two samplers, and its workers."""
 
 from __future__ import annotations
 
@@ -7,20 +7,25 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from tiny_engines import engine, mixed, request, run
+from tiny_engines import engine, mixed, plain_logprobs, request, run
 from tiny_models import tiny_model
-from vllm_engines import FAMILY, model_folder, vllm_engine
+from transformers import PreTrainedModel
+from vllm_engines import FAMILY, MIXTURE, model_folder, vllm_engine
 
 from infra.models.weights import save_weights
-from schemas.records import PolicyVersion
+from operators.rollout.engine import Completion, Request
+from schemas.records import PolicyVersion, TokenSampler
 
 pytest.importorskip("vllm", reason="make vllm-test has it")
+
+from operators.rollout import vllm_worker
 
 
 def test_vllm_draws_the_tokens_of_the_transformers_engine() -> None:
@@ -45,6 +50,42 @@ def test_vllm_resumes_a_trajectory_of_the_transformers_engine() -> None:
     assert done | resumed.keys() == whole.keys()
     for name, completion in resumed.items():
         assert completion.generated.token_ids.tolist() == whole[name].generated.token_ids.tolist()
+
+
+@pytest.mark.parametrize("token_sampler", ["laminar", "vllm"])
+def test_vllm_schedules_a_step_while_another_runs(token_sampler: TokenSampler) -> None:
+    it = vllm_engine(token_sampler=token_sampler, asynchronous=True)
+    core = it._vllm.engine_core.engine_core  # type: ignore[attr-defined]
+    it.submit(request(0))
+    assert (list(it.step()), len(core.batch_queue)) == ([], 1)  # the first step runs
+    it.step()
+    assert len(core.batch_queue) == 1
+    assert len(it.generated({"p0.0": 0})["p0.0"].token_ids) == 1
+    it.release(["p0.0"])
+    it.load(model_folder(FAMILY) / "model.safetensors", PolicyVersion(1, 1))
+    assert not core.batch_queue
+
+
+def test_sampler_of_vllm_refuses_temperatures_it_would_raise() -> None:
+    it = vllm_engine(token_sampler="vllm", asynchronous=True)
+    with pytest.raises(
+        ValueError, match=r"'p0\.0': vLLM's sampler draws at .* 0\.01, not 0\.005: set rollout\.token_s"
+    ):
+        it.submit(request(0, temperature=0.005))
+    assert it.status().waiting == 0
+    vllm_engine().submit(request(0, temperature=0.005))
+
+
+@pytest.mark.parametrize("family", [FAMILY, "qwen3_tied", MIXTURE])
+def test_vllm_loads_weights_as_on_a_gpu(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By vLLM's own reload, which CPUs need only for layers that `_load_packed` does not support."""
+    for seed in (1, 2):
+        save_weights(tiny_model(family, seed), tmp_path / f"w{seed}")
+    monkeypatch.setattr(vllm_worker, "_UNQUANTIZED", set())
+    it, asked = vllm_engine(family, slots=7), mixed(9)  # no other test loads into an engine with 7 slots
+    for seed in (1, 2):
+        it.load(tmp_path / f"w{seed}", PolicyVersion(1, seed))
+        assert_logprobs_of(tiny_model(family, seed), asked, run(it, asked))
 
 
 def test_vllm_load_resets_the_prefix_cache(tmp_path: Path) -> None:
@@ -73,12 +114,17 @@ def test_vllm_does_not_leave_ld_preload() -> None:
     assert "tcmalloc" not in os.environ.get("LD_PRELOAD", "")
 
 
-@pytest.mark.parametrize("end", ["closed", "killed"])
-def test_vllm_workers_end_with_their_engine(end: str, tmp_path: Path) -> None:
-    save_weights(tiny_model(FAMILY, seed=1), tmp_path / "w")
+@pytest.mark.parametrize(("end", "token_sampler"), [("closed", "laminar"), ("killed", "vllm")])
+def test_vllm_workers_end_with_their_engine(end: str, token_sampler: TokenSampler, tmp_path: Path) -> None:
+    """They generate the tokens of one worker, and each reads its half of the weights alone, beside the norms."""
+    save_weights(tiny_model("wide", seed=1), tmp_path / "w")
     script = Path(__file__).with_name("vllm_two_workers.py")
-    command = [sys.executable, "-W", "ignore", str(script), str(model_folder(FAMILY)), str(tmp_path / "w")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    arguments = [str(model_folder("wide")), str(tmp_path / "w"), token_sampler]
+    command = [sys.executable, "-W", "ignore", str(script), *arguments]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}  # for the sockets of the workers
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -93,6 +139,16 @@ def test_vllm_workers_end_with_their_engine(end: str, tmp_path: Path) -> None:
             assert not left
         finally:
             process.kill()
-    ours = engine(FAMILY)
+    ours = engine("wide") if token_sampler == "laminar" else vllm_engine("wide", token_sampler=token_sampler)
     ours.load(tmp_path / "w", PolicyVersion(1, 1))
-    assert reported == {name: each.generated.token_ids.tolist() for name, each in run(ours, mixed(6)).items()}
+    shares = [copied / (tmp_path / "w").stat().st_size for copied in reported["copied"]]
+    assert len(shares) == 2
+    assert all(0.45 < share < 0.55 for share in shares), shares
+    assert reported["tokens"] == {name: each.generated.token_ids.tolist() for name, each in run(ours, mixed(6)).items()}
+
+
+def assert_logprobs_of(model: PreTrainedModel, asked: Sequence[Request], done: Mapping[str, Completion]) -> None:
+    """The behaviour logprobs of `done` are those of `model`."""
+    for one in asked:
+        found = done[one.trajectory_id].generated
+        assert np.abs(plain_logprobs(model, one, found) - found.logprobs).max() < 1e-4

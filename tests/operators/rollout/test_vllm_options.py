@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from operators.rollout.config import RolloutConfig
@@ -31,10 +33,17 @@ def test_other_options_are_accepted_on_a_cpu(options: dict[str, object]) -> None
     [
         ("dtype", "float16", r"vllm\.dtype cannot be set: set rollout\.dtype"),
         ("tensor_parallel_size", 2, r"vllm\.tensor_parallel_size cannot be set: set rollout\.tensor_parallel"),
-        ("async_scheduling", True, r"vllm\.async_scheduling cannot be set: draws"),
+        ("async_scheduling", True, r"vllm\.async_scheduling cannot be set: the draws"),
         ("enable_sleep_mode", True, r"vllm\.enable_sleep_mode would have no effect"),
     ],
 )
 def test_option_that_laminar_sets_is_refused(name: str, value: object, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         RolloutConfig(engine="vllm", vllm={name: value})
+
+
+@pytest.mark.parametrize("engine", ["transformers", "emulated"])
+def test_sampler_of_vllm_is_refused_for_other_engines(engine: Literal["transformers", "emulated"]) -> None:
+    with pytest.raises(ValueError, match=rf"token_sampler 'vllm' requires engine 'vllm', not '{engine}': set rollout"):
+        RolloutConfig(engine=engine, token_sampler="vllm")
+    assert RolloutConfig(engine="vllm", token_sampler="vllm").token_sampler == "vllm"
