@@ -14,7 +14,7 @@ from benchmarks.gpu.figures import Figure, peak_bytes, seconds, synchronize
 from benchmarks.gpu.machine import store_root
 from benchmarks.gpu.settings import GIB, Settings
 from infra.models.checkpoint_folder import load_model
-from operators.rollout.engine import Request
+from operators.rollout.engine import Engine, Request
 from operators.rollout.sampling import sample
 from operators.rollout.sampling_columns import SamplingColumns
 from operators.rollout.transformers_engine import TransformersEngine
@@ -104,22 +104,27 @@ def requests(count: int, tokens: int, round: int) -> list[Request]:
 def _tokens_of_engine(settings: Settings, model: Path, fixed: bool | None) -> list[Figure]:
     """Tokens/s of full slots, prefill included, and the time of a decode step at full slots."""
     engine = open_engine(settings, model, fixed=fixed)
+    tokens, rounds = decode_rate(settings, engine)
+    return [
+        Figure("tokens", tokens, "tokens/s", note="" if engine.direct else "by the model's own forward"),
+        Figure("a step", 1e3 * settings.slots / tokens, "ms", note=f"{settings.slots} slots"),
+        Figure("time outside engine steps", _outside(engine, settings, rounds), "%"),
+        Figure("peak memory", peak_bytes(settings.device) / GIB, "GiB"),
+    ]
+
+
+def decode_rate(settings: Settings, engine: Engine) -> tuple[float, int]:
+    """Tokens/s of full slots, prefill included, and the number of rounds, of which the first is not measured."""
     run = through(engine)
     run(requests(settings.slots, settings.response, 0))  # records every shape
-    taken, round = [], 0
+    taken = []
     for round in range(1, settings.repetitions + 1):
         batch = requests(settings.slots, settings.response, round)
         synchronize(settings.device)
         began = time.perf_counter()
         run(batch)
         taken.append(time.perf_counter() - began)
-    tokens = settings.slots * settings.response / sorted(taken)[len(taken) // 2]
-    return [
-        Figure("tokens", tokens, "tokens/s", note="" if engine.direct else "by the model's own forward"),
-        Figure("a step", 1e3 * settings.slots / tokens, "ms", note=f"{settings.slots} slots"),
-        Figure("time outside engine steps", _outside(engine, settings, round + 1), "%"),
-        Figure("peak memory", peak_bytes(settings.device) / GIB, "GiB"),
-    ]
+    return settings.slots * settings.response / sorted(taken)[len(taken) // 2], settings.repetitions + 1
 
 
 def _outside(engine: TransformersEngine, settings: Settings, round: int) -> float:

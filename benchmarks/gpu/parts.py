@@ -48,6 +48,10 @@ PARTS = (
     Part("attention", "attention", "attention", 60),
     Part("learner, float32", "learner", "learner_float32", 90),
     Part("plain loop, float32", "learner", "plain_float32", 60),
+    Part("vLLM, our draws", "vllm_parts", "laminar_draws", 150),
+    Part("vLLM, its sampler", "vllm_parts", "vllm_sampler", 120),
+    Part("vLLM, FP8", "vllm_parts", "fp8", 150),
+    Part("vLLM, sleep", "vllm_parts", "sleep", 120),
 )
 """In order of importance: what does not fit into the time is left out."""
 SEVERAL = (

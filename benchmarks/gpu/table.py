@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from benchmarks.gpu.figures import Figure
@@ -41,6 +42,12 @@ def comparisons(outcomes: Outcomes) -> list[Figure]:
             (learner, "trained"),
             (">=", 0.9),
         ),
+        (
+            "vLLM, its sampler over our draws",
+            ("vLLM, its sampler", "tokens"),
+            ("vLLM, our draws", "tokens"),
+            (">=", 1.0),
+        ),
         ("a draw over a step", ("draws", "a draw for every slot"), (engine, "a step"), ("<=", 0.2)),
     )
     figures = []
@@ -54,7 +61,8 @@ def comparisons(outcomes: Outcomes) -> list[Figure]:
 def find(outcomes: Outcomes, part: str, name: str) -> float | None:
     """The value of figure `name` of `part`, None if it was not measured."""
     figures = outcomes[part].figures if part in outcomes else []
-    return next((figure.value for figure in figures if figure.name == name), None)
+    found = next((figure.value for figure in figures if figure.name == name), math.nan)
+    return None if math.isnan(found) else found
 
 
 def render(outcomes: Outcomes) -> str:

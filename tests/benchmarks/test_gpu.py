@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import parts, paths, stand_ins, table
+from benchmarks.gpu import parts, paths, stand_ins, table, vllm_parts
 from benchmarks.gpu.figures import Figure, figure_of
 from benchmarks.gpu.parts import PARTS, Outcome, write_result
 from benchmarks.gpu.settings import GIB, SHAPES, settings_for
@@ -49,12 +49,19 @@ def test_gpu_check_needs_only_torch_and_transformers(tmp_path: Path) -> None:
         figures = [figure_of(entry) for entry in outcome["figures"]]
         assert figures, name
         known = [figure for figure in figures if not math.isnan(figure.value)]
-        assert len(known) == len(figures) or name in ("attention", "paths", "learner, sdpa")
+        assert len(known) == len(figures) or name in ("attention", "paths", "learner, sdpa") or "vLLM" in name
         assert all(figure.value >= 0 for figure in known)
         if name == "learner, bfloat16":
             assert figures[0].note == "flash_attention"
         if name in ("equality", "paths"):
             assert all(figure.passed is not False for figure in figures), figures
+
+
+def test_gpu_check_leaves_vllm_out_where_it_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for part in (part for part in PARTS if part.module == "vllm_parts"):
+        (figure,) = getattr(vllm_parts, part.call)(SETTINGS, tmp_path)
+        assert (math.isnan(figure.value), figure.note) == (True, "vLLM is not installed")
 
 
 def test_gpu_check_compares_ranks_with_one(tmp_path: Path) -> None:
