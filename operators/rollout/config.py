@@ -11,6 +11,7 @@ from infra.name_lookup import suggest_name
 from operators.rollout.emulation_config import EngineEmulation
 from operators.rollout.environments.config import ENVIRONMENTS, EnvironmentSpec
 from operators.rollout.vllm_options import reject_own
+from schemas.records import TokenSampler
 
 _DEFAULT_SLOTS = 128
 
@@ -54,7 +55,7 @@ class RolloutConfig:
     visible."""
     vllm: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     """Additional engine arguments of vLLM, by name. Those that have a setting of their own are refused."""
-    token_sampler: Literal["laminar", "vllm"] = "laminar"
+    token_sampler: TokenSampler = "laminar"
     """How tokens are drawn. `laminar`: each draw is a function of seed, trajectory and position, so any engine repeats
     it after a move. `vllm`: vLLM's own sampler, without a pass over the vocabulary in float64; a seed repeats a
     response only if it was never interrupted. Requires engine `vllm`. Each trajectory's record names it."""
@@ -139,6 +140,11 @@ class RolloutConfig:
     def weights_dtype(self) -> str:
         """`dtype`, or float32 where no configuration of a run has decided it."""
         return self.dtype or "float32"
+
+    @property
+    def recorded_sampler(self) -> TokenSampler | None:
+        """`token_sampler`, or None for synthetic tokens, which are not drawn from a model."""
+        return None if self.engine == "emulated" else self.token_sampler
 
     @property
     def most_slots(self) -> int:

@@ -85,7 +85,7 @@ class Replica:
         self.index, self.incarnation, self.engine = index, incarnation, engine
         self._agents = engine if isinstance(engine, AgentEngine) else None
         self._decode, self._check, self._now, self._clock = decode, check, now, clock
-        self._interrupts, self._kv_transfers, self._token_sampler = interrupts, kv_transfers, config.token_sampler
+        self._interrupts, self._kv_transfers, self._token_sampler = interrupts, kv_transfers, config.recorded_sampler
         self.staging = staging
         may_load = (lambda version: True) if staging is None else staging.may_load
         self._weights = WeightLoader(index, engine, weights, may_load)

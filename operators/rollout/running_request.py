@@ -131,7 +131,7 @@ class RunningRequest:
         newest: PolicyVersion | None,
         decode: Callable[[list[int]], str],
         now: int,
-        token_sampler: TokenSampler,
+        token_sampler: TokenSampler | None,
     ) -> Trajectory:
         """The record of the finished trajectory."""
         a, generated, positions = self.assignment, completion.generated, completion.positions

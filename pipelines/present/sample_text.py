@@ -133,6 +133,7 @@ def _sample_json(experience: Experience, model: Path | None) -> dict[str, Any]:
         "components": to_plain(experience)["components"],
         "error": experience.error,
         "finish_reason": trajectory.finish_reason,
+        "token_sampler": trajectory.token_sampler,
         "ending": None if trajectory.episode is None else trajectory.episode.ending,
         "tokens": len(trajectory.response.token_ids),
         "text": trajectory.text,

@@ -79,7 +79,7 @@ class Trajectory:
     generated none), and finished it. `episode` is set if it ran in an environment. `conversations` are those of its
     episode that are trained: the response has their tokens, one conversation after another.
     `conversation_rewards` has an agent's own report of each; empty if it reported no rewards of conversations.
-    `token_sampler` is the `rollout.token_sampler` of its owners; None if none generated it, and of earlier releases.
+    `token_sampler` is the `rollout.token_sampler` of its owners; None if no model drew its tokens, or before version 6.
     """
 
     prompt: Prompt

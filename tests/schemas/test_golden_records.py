@@ -64,6 +64,7 @@ EARLIER = [
     *("Prompt-2", "Assignment-2", "Trajectory-2", "Experience-2"),
     *("Assignment-3", "Trajectory-3", "Experience-3", "MicroBatch-2", "EpisodeEnd-2"),
     *("Trajectory-4", "Experience-4", "MicroBatch-3", "EpisodeEnd-3", "StageStatus-2", "TurnRequest-2"),
+    *("Trajectory-5", "Experience-6"),
 ]
 
 
@@ -83,8 +84,9 @@ def sample_of(name: str) -> dict[str, Any]:
         trajectory.get("prompt", trajectory)["messages"] = []
     if "conversations" in trajectory:
         trajectory["conversations"] = [] if number in "23" else trajectory["conversations"]
-        trajectory["conversation_rewards"] = []
-    if class_name == "Experience":
+        trajectory["conversation_rewards"] = [] if number in "234" else trajectory["conversation_rewards"]
+        trajectory["token_sampler"] = None
+    if class_name == "Experience" and number in "234":
         expected["conversation_rewards"] = []
     if class_name == "Assignment":
         expected["at_least"] = None

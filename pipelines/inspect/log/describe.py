@@ -99,7 +99,8 @@ def describe_record(record: Any) -> str:
             error = f": {record.error}" if record.error else ""
             versions = ", ".join(str(span.version) for span in record.version_spans) or "none"
             ended = f"{record.finish_reason} on replica {record.replica}, lease {record.lease}{_attempt(record)}"
-            return f"{ended}, version {versions}{error}"
+            sampler = ", by vLLM's sampler" if record.token_sampler == "vllm" else ""
+            return f"{ended}, version {versions}{sampler}{error}"
         case Experience():
             weighted = " + ".join(
                 f"{part.name} {part.value:g} × {part.weight:g}" for part in record.components if part.weight

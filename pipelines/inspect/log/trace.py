@@ -46,7 +46,8 @@ def trajectory_events(run: str, row: Mapping[str, Any]) -> Iterator[TraceEvent]:
     """A trajectory at its last owner: prefill until the first token, then decode."""
     started, ended = row["started_at"], row["finished_at"]
     arguments = {
-        name: row[name] for name in ("policy_version", "staleness", "completion_tokens", "lease", "finish_reason")
+        name: row[name]
+        for name in ("policy_version", "staleness", "completion_tokens", "lease", "finish_reason", "token_sampler")
     }
     name, process = row["trajectory_id"], ROLLOUT + row["replica"]
     arguments["traceparent"] = trace_id(run, row["group_id"])
@@ -124,6 +125,7 @@ _TRAJECTORY = (
     "staleness",
     "completion_tokens",
     "finish_reason",
+    "token_sampler",
     "started_at",
     "first_token_at",
     "finished_at",

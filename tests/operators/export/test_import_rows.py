@@ -100,12 +100,12 @@ def test_id_of_a_dataset_is_that_of_earlier_releases() -> None:
     assert import_rows.dataset_id(contents) == "bc248c7c370d1189"
 
 
-def test_dataset_of_an_earlier_release_has_no_messages(tmp_path: Path) -> None:
+def test_dataset_of_an_earlier_release_lacks_what_was_added(tmp_path: Path) -> None:
     file, contents = tmp_path / "rows.parquet", Contents("run", "experiences")
-    write_table(file, rows_of(experience(3)).drop_columns(["prompt_messages"]), "parquet")
+    write_table(file, rows_of(experience(3)).drop_columns(["prompt_messages", "token_sampler"]), "parquet")
     plan = plan_groups(pa.array(["p3"]))
     (made,) = as_experiences(read_table(file, "parquet", COLUMNS), contents, plan, 0, 0, now=1).records()
-    assert made.trajectory.prompt.messages == ()
+    assert (made.trajectory.prompt.messages, made.trajectory.token_sampler) == ((), None)
     assert made.trajectory.text == experience(3).trajectory.text
 
 

@@ -8,6 +8,7 @@ import pytest
 from record_factories import prompt, version
 from scripted_engine import ScriptedEngine, ScriptedWeights
 
+from operators.rollout.config import RolloutConfig
 from operators.rollout.replica import Replica
 from schemas.columns import token_ids
 from schemas.records import Assignment, AssignmentRejected, PolicyVersion, Trajectory, VersionSpan
@@ -27,10 +28,10 @@ def assignment(
 class Rig:
     """A replica over an engine that takes `steps` steps per request, with the weight versions 0 to `held` - 1."""
 
-    def __init__(self, held: int = 1, steps: int = 2, **engine: Any) -> None:
+    def __init__(self, held: int = 1, steps: int = 2, config: RolloutConfig | None = None, **engine: Any) -> None:
         self.engine = ScriptedEngine(steps=lambda name: steps, **engine)
         self.weights = ScriptedWeights()
-        self.replica = Replica(0, 7, self.engine, self.weights, lambda tokens: f"{tokens}", lambda: 42)
+        self.replica = Replica(0, 7, self.engine, self.weights, lambda tokens: f"{tokens}", lambda: 42, config)
         for number in range(held):
             self.publish(number)
 
@@ -58,7 +59,19 @@ def test_finished_trajectory_records_its_origin() -> None:
     assert done.response.token_ids.to_pylist() == [0, 0]
     assert done.response.loss_mask.to_pylist() == [True, True]
     assert (done.text, done.finish_reason, done.newest_version, done.started_at) == ("[0, 0]", "stop", version(0), 42)
+    assert done.token_sampler == "laminar"
     assert not rig.replica.busy()
+
+
+@pytest.mark.parametrize(
+    ("engine", "token_sampler", "recorded"), [("vllm", "vllm", "vllm"), ("emulated", "laminar", None)]
+)
+def test_finished_trajectory_records_its_sampler(engine: Any, token_sampler: Any, recorded: str | None) -> None:
+    rig = Rig(config=RolloutConfig(engine=engine, token_sampler=token_sampler))
+    rig.replica.accept(assignment(3))
+    (done,) = rig.drain()
+    assert isinstance(done, Trajectory)
+    assert done.token_sampler == recorded
 
 
 def test_replica_waits_for_its_first_weights() -> None:

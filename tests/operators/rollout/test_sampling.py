@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from operators.rollout.random_streams import stream_key, uniforms
+from operators.rollout.random_streams import resumed_seed, stream_key, uniforms
 from operators.rollout.sampling import sample
 from operators.rollout.sampling_columns import NO_TOKEN, SamplingColumns
 
@@ -48,6 +48,13 @@ def test_uniforms_are_uniform_and_independent() -> None:
         assert ((counts - 100) ** 2 / 100).sum() < 50.8  # chi-square, 19 degrees of freedom, p = 1e-4
     correlations = np.corrcoef(np.concatenate([drawn, drawn[:, ::-1][:2]]))
     assert np.abs(correlations - np.diag(np.diag(correlations))).max() < 4 / math.sqrt(2000)
+
+
+def test_resumed_seed_depends_on_seed_id_and_known_tokens() -> None:
+    found = [resumed_seed(seed, name, known) for seed in (1, 2) for name in ("p0.0", "p0.1") for known in (0, 1, 17)]
+    assert len(set(found)) == 12
+    assert all(0 <= each < 2**63 for each in found)
+    assert found[0] == resumed_seed(1, "p0.0", 0)
 
 
 # --- distribution

@@ -116,12 +116,15 @@ def test_samples_of_an_environment_have_its_turns(model: Path) -> None:
 )
 def test_samples_of_environments_have_turn_rewards_and_endings(model: Path, ending: r.Ending, expected: str) -> None:
     one = episode("calculator", [0, 1, 2, 3])
-    ended = replace(one, trajectory=replace(one.trajectory, episode=r.Episode((0.0, 0.5), ending)))
+    ended = replace(
+        one, trajectory=replace(one.trajectory, episode=r.Episode((0.0, 0.5), ending), token_sampler="vllm")
+    )
     text = printed(group_texts([group(ended)], SampleStyle(model=model)))
     assert f"2 turns, {expected}" in text
     assert "[model, reward 0]" in text
     assert "[model, reward 0.5]" in text
     (each,) = groups_json([group(ended)], model)[0]["samples"]
+    assert each["token_sampler"] == "vllm"
     assert (each["ending"], [turn.get("reward") for turn in each["turns"]]) == (ending, [0.0, None, 0.5])
 
 

@@ -72,11 +72,14 @@ def test_trace_events_of_a_trajectory_and_a_step() -> None:
         "completion_tokens": 9,
         "lease": 1,
         "finish_reason": "stop",
+        "token_sampler": "vllm",
         "started_at": at(0),
         "first_token_at": at(0.5),
         "finished_at": at(2),
     }
-    spans = [(event["ph"], event["name"], event["ts"] / 1e6 - 1000) for event in trajectory_events("r", row)]
+    events = list(trajectory_events("r", row))
+    assert events[0]["args"]["token_sampler"] == "vllm"
+    spans = [(event["ph"], event["name"], event["ts"] / 1e6 - 1000) for event in events]
     assert spans == [
         ("b", "p1.0", 0),
         ("e", "p1.0", 2),

@@ -86,7 +86,7 @@ def test_trajectory_describes_its_records(laminar: Laminar) -> None:
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        (Trajectory, "stop on replica 0, lease 5, attempt 1, version 2.17"),
+        (Trajectory, "stop on replica 0, lease 5, attempt 1, version 2.17, by vLLM's sampler"),
         (WeightVersion, "version 2.17, batches [9], step 17"),
         (DeadLetter, "ScoreTrajectory cannot process laminar.a.trajectories 1:5: not JSON"),
         (Pause, "request 3: the run is paused"),
