@@ -170,6 +170,9 @@ class HttpServer(uvicorn.Server):
                 await asyncio.sleep(_NO_FILES_S)
                 continue
             connection.setblocking(False)
+            # A response is two writes: Nagle's algorithm would keep the second until the client acknowledges the first,
+            # after up to 40 ms. asyncio turns it off for sockets that were made with a protocol number alone.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if hasattr(socket, "TCP_USER_TIMEOUT"):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, READ_S * 1000)
             self._connections.add(address[:2], connection)
