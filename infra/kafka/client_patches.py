@@ -135,6 +135,20 @@ async def _handshake(transport: Any) -> None:
         raise
 
 
+def position_in(consumer: Any, place: Any, timeout_ms: int) -> int | None:
+    """The next offset that `consumer` reads in `place`, None if it gets no response in time.
+
+    Its public `position` validates those of all partitions each time, as its `poll` does: the cost for all of them is
+    the square of their number.
+    """
+    subscription = getattr(consumer, "_subscription", None)  # a simulated consumer has none
+    state = None if subscription is None else subscription.assignment.get(place)
+    if state is not None and state.position is not None:
+        return int(state.position.offset)
+    position: int | None = consumer.position(place, timeout_ms=timeout_ms)
+    return position
+
+
 def request_metadata_at_once(consumer: Any) -> None:
     """Let `consumer`, just connected, request topic metadata at once.
 

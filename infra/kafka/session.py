@@ -30,6 +30,7 @@ from kafka.errors import (
 )
 
 from infra.kafka.aborted_outputs import check_outputs
+from infra.kafka.client_patches import position_in
 from infra.kafka.clients import KafkaClients, SessionClients
 from infra.kafka.commit_progress import CommitProgress
 from infra.kafka.group_progress import GroupProgress
@@ -154,8 +155,7 @@ class Session:
 
     def _position(self, place: TopicPartition) -> int:
         """The next offset to read. Raises KafkaTimeoutError."""
-        position: int | None = self._consumer.position(place, timeout_ms=ANSWER_MS)
-        if position is None:
+        if (position := position_in(self._consumer, place, ANSWER_MS)) is None:
             raise KafkaTimeoutError(f"{self.config.group}: the position in {place} is unknown")
         return position
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from operators.gateway.conversation import RecordedConversations, RecordedPrefix, by_digest, response_digest
 from operators.gateway.reports import NO_REPORT, AgentReport
@@ -98,6 +99,8 @@ class EpisodeTable:
         self._finished = FinishedTrajectories(partitions, state)
         self._early: dict[str, tuple[int, list[ReceivedRecord]]] = {}
         """By trajectory: `_assignments` when the first was read, and records that were read before its assignment."""
+        self._firsts: dict[PartitionKey, list[tuple[int, str]]] = {}
+        """By partition, a heap of the first offsets of episodes; of finished ones, too, until they are its first."""
         self._assignments = 0
         """Assignments that have been read."""
         self._errors: dict[str, str | None] = {}
@@ -181,11 +184,18 @@ class EpisodeTable:
         """The offsets from which a restart must read again."""
         with self._lock:
             found = self._finished.low_water(positions)
-            needed = [item for episode in self._episodes.values() for item in episode.offsets.items()]
-            needed += [(_place(early), early.offset) for _, records in self._early.values() for early in records]
+            needed = [(_place(early), early.offset) for _, records in self._early.values() for early in records]
+            needed += [(place, first) for place in self._firsts if (first := self._first(place)) is not None]
             for place, offset in needed:
                 found[place] = min(found.get(place, offset), offset)
         return {place: offset for place, offset in found.items() if place in positions}
+
+    def _first(self, place: PartitionKey) -> int | None:
+        """The first offset in `place` of an open episode's record."""
+        firsts = self._firsts[place]
+        while firsts and firsts[0][1] not in self._episodes:
+            heappop(firsts)
+        return firsts[0][0] if firsts else None
 
     def state(self) -> dict[str, int]:
         """The finished trajectories, for the commit note."""
@@ -205,7 +215,7 @@ class EpisodeTable:
         elif record.lease <= episode.lease:
             return
         episode.lease, episode.replica, episode.incarnation = record.lease, record.replica, record.incarnation
-        _note_offset(episode, received)
+        self._note_offset(name, episode, received)
         if self._pool.lease(name) < record.lease:  # else its first progress has been read
             self._start_lease(name, episode, record)
         _, records = self._early.pop(name, (0, ()))
@@ -224,7 +234,7 @@ class EpisodeTable:
             if name not in self._finished:
                 self._early.setdefault(name, (self._assignments, []))[1].append(received)
             return
-        _note_offset(episode, received)
+        self._note_offset(name, episode, received)
         if isinstance(record, TurnRequest):
             self._request(record)
         elif isinstance(record, TurnEnded):
@@ -233,6 +243,12 @@ class EpisodeTable:
             self._pool.fold(record)
             if record.next_owner is not None:
                 self._pool.hand_over(name, record.next_owner.lease)
+
+    def _note_offset(self, name: str, episode: OpenEpisode, received: ReceivedRecord) -> None:
+        place = _place(received)
+        if received.offset < episode.offsets.get(place, received.offset + 1):
+            episode.offsets[place] = received.offset
+            heappush(self._firsts.setdefault(place, []), (received.offset, name))
 
     def _forget_beyond(self, episode: OpenEpisode, tokens: int) -> None:
         """Forget turns of which the next owner does not have all tokens: they are generated again."""
@@ -316,8 +332,3 @@ class EpisodeTable:
 
 def _place(received: ReceivedRecord) -> PartitionKey:
     return PartitionKey(received.topic, received.partition)
-
-
-def _note_offset(episode: OpenEpisode, received: ReceivedRecord) -> None:
-    place = _place(received)
-    episode.offsets[place] = min(received.offset, episode.offsets.get(place, received.offset))

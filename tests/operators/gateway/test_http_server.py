@@ -105,6 +105,14 @@ def test_idle_connections_do_not_lock_agents_out(tmp_path: Path) -> None:
         assert len(served.connections) <= 16
 
 
+def test_second_write_of_a_response_waits_for_no_client(tmp_path: Path) -> None:
+    """A response is two writes: with Nagle's algorithm the second one waits up to 40 ms for an acknowledgement."""
+    with Served(tmp_path, LONG_S, "hi$") as served, served.connection(served.request("/v1/models", key="none")) as made:
+        assert status_of(made) == 401
+        (accepted,) = served.connections._connections.values()
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_connection_with_a_key_outlives_a_flood(tmp_path: Path) -> None:
     with Served(tmp_path, LONG_S, "hi$", most=4) as served, ExitStack() as stack:
         agent = stack.enter_context(served.connection(served.request("/v1/models")))
