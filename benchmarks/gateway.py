@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import random
@@ -22,6 +23,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -87,6 +89,7 @@ class Run:
         tokenizer: Any = load_tokenizer(Path(config.model.path))
         self._prompt = [int(each) for each in tokenizer.encode(TEXT)]
         self.published = 0
+        self._lock = threading.Lock()
 
     def start(self) -> None:
         """Create the topics, start the roles and publish the first weights. Raises RuntimeError."""
@@ -104,9 +107,10 @@ class Run:
             time.sleep(0.1)
 
     def publish(self, environment: str, tokens: int) -> str:
-        """Publish a prompt of one sample; returns the id of its trajectory."""
-        number = self.published
-        self.published += 1
+        """Publish a prompt of one sample; returns the id of its trajectory. Thread-safe."""
+        with self._lock:
+            number = self.published
+            self.published += 1
         sampling = Sampling(1.0, 1.0, 0, tokens, (), number)
         prompt = Prompt(
             number, "train", "sums", TEXT, token_ids(self._prompt), "{}", 1, sampling, environment=environment
@@ -201,7 +205,7 @@ async def play(run: Run, load: Load) -> list[list[Call]]:
 
     async def session(number: int, client: httpx2.AsyncClient) -> list[Call]:
         begin = time.time()
-        name = run.publish("agent", 4096)
+        name = await asyncio.to_thread(run.publish, "agent", 4096)
         messages: list[dict[str, Any]] = [{"role": "user", "content": TEXT}]
         headers, calls = {"authorization": f"Bearer {keys.key_of(name)}"}, []
         for turn in range(load.turns):
@@ -241,10 +245,12 @@ def latency(load: Load, folder: Path) -> dict[str, Any]:
     with running(load, folder, "latency") as run:
         warm = Load(max(1, load.sessions // 2), 2, load.rate, load.tokens, load.time_scale)
         asyncio.run(play(run, warm))
+        gc.disable()  # a collection would hold up all agents
         others, cpu = OthersWatch(), run.cpu_seconds()
         begin = time.perf_counter()
         sessions = asyncio.run(play(run, load))
         seconds = time.perf_counter() - begin
+        gc.enable()
         used, share = cpu.used(), others.share()
         calls = [call for session in sessions for call in session]
         stages = stages_of(run.config.kafka.client(), run.name, calls)
