@@ -2,7 +2,7 @@
 #
 # torch's pinned wheels contain CUDA's libraries, so this image runs on CPUs and on NVIDIA GPUs (the driver comes from the
 # machine). Without GPUs `--build-arg EXTRA_INDEX=URL --build-arg TORCH=torch==VERSION+cpu` builds a smaller one.
-# `--build-arg EXTRAS=vllm` adds an extra of pyproject.toml.
+# `--build-arg EXTRAS=vllm` adds an extra of pyproject.toml, `--build-arg JARS=flink` the jars that submit to a Flink.
 #
 # Pin the base by digest: `--build-arg PYTHON_IMAGE=python@sha256:...`. Without internet: fill the folder wheelhouse/ on a
 # machine that has it (`pip download -d wheelhouse -r requirements.txt -r requirements-uv.txt setuptools`); the build then
@@ -32,13 +32,16 @@ COPY operators operators
 COPY pipelines pipelines
 RUN /opt/laminar/bin/uv pip install --quiet --no-cache --python /opt/laminar/bin/python --no-deps --no-build-isolation . \
     && /opt/laminar/bin/python -m compileall -q /opt/laminar/lib
+ARG JARS=""
+RUN [ -z "$JARS" ] || XDG_CACHE_HOME=/opt/laminar/cache M2_REPO=/opt/laminar/maven \
+    /opt/laminar/bin/python -c "from infra.runners.${JARS}_jars import JARS; JARS.class_path(print)"
 # What is in the image: the software bill of materials, and every licence.
 RUN /opt/laminar/bin/python -m infra.bill_of_materials /opt/laminar && cp NOTICE /opt/laminar/NOTICE
 
 FROM ${PYTHON_IMAGE}
 RUN groupadd --gid 10001 laminar && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp laminar
 COPY --from=packages /opt/laminar /opt/laminar
-ENV PATH=/opt/laminar/bin:$PATH OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
+ENV PATH=/opt/laminar/bin:$PATH OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1 LAMINAR_JARS=/opt/laminar/cache/laminar
 USER 10001:10001
 WORKDIR /tmp
 ENTRYPOINT []

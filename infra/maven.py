@@ -50,7 +50,10 @@ class Jars:
 
     @property
     def folder(self) -> Path:
-        """The folder of the list of jars."""
+        """The folder of the list of jars: that of LAMINAR_JARS if it has them, as an image may, else the user's."""
+        given = os.environ.get("LAMINAR_JARS")
+        if given and (Path(given) / self.name / LISTING).is_file():
+            return Path(given) / self.name
         base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
         return Path(base) / "laminar" / self.name
 

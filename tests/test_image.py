@@ -68,6 +68,23 @@ def test_image_for_cpus_has_the_given_torch(tmp_path: Path) -> None:
     assert left == {name: each for name, each in given.items() if name != "torch"}
 
 
+@pytest.mark.parametrize("name", ["", "flink"])
+def test_image_has_the_jars_that_are_wanted(tmp_path: Path, name: str) -> None:
+    (script,) = (line for line in instructions("RUN") if "JARS" in line)
+    log, python = tmp_path / "log", tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\necho "$XDG_CACHE_HOME $M2_REPO $*" >> {log}\n')
+    python.chmod(0o755)
+    given = {"JARS": name, "PATH": "/usr/bin:/bin"}
+    subprocess.run(["sh", "-c", script.replace("/opt/laminar", str(tmp_path))], env=given, check=True)
+    assert log.exists() == bool(name)
+    if name:
+        code = log.read_text().split(" -c ")[1]
+        assert code == "from infra.runners.flink_jars import JARS; JARS.class_path(print)\n"
+        (variables,) = (line for line in instructions("ENV") if "LAMINAR_JARS" in line)
+        assert f"LAMINAR_JARS={log.read_text().split()[0]}/laminar" in variables.replace("/opt/laminar", str(tmp_path))
+
+
 @pytest.mark.parametrize("wheelhouse", [True, False])
 def test_image_is_built_from_the_wheelhouse_if_there_is_one(tmp_path: Path, wheelhouse: bool) -> None:
     if wheelhouse:

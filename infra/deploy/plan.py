@@ -21,10 +21,13 @@ SILENT_MIN = 5
 METRICS_PORT = 9464
 GATEWAY, AGENTS = "gateway", "agents"
 """The units that agents talk to, and that run them."""
+DATA_PLANE = "data-plane"
+"""What `laminar submit` runs in one graph: all roles that need neither weights nor a place for agents."""
 PEOPLE = "people"
 """Kafka's user of commands that read a run."""
 
 Placement = Literal["single", "indexed", "machine"]
+VolumeUse = Literal["none", "read", "write"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Unit:
     memory_gib: int = 2
     gpus: int = 0
     weights: bool = False
-    volume: Literal["none", "read", "write"] = "none"
+    volume: VolumeUse = "none"
     scales: str = ""
     grace_s: int = 60
     port: int = 0
@@ -79,7 +82,7 @@ class DeploymentPlan:
     agent_files: Sequence[str] = ()
     """Paths of the secret of episodes' keys and of the gateway's authority, below SECRETS: for gateway and agents."""
     data_plane: Sequence[str] = ()
-    """The units that `laminar submit data-plane` runs in one job."""
+    """The units that `laminar submit data-plane` runs in one graph."""
     topics: Sequence[TopicSpec] = ()
     acls: Sequence[Acl] = ()
     note: str = ""
@@ -93,6 +96,12 @@ class DeploymentPlan:
     def resource_name(self, unit: str) -> str:
         """The name of the resources of the unit or job `unit`."""
         return f"{self.name}-{unit}"
+
+    @property
+    def workloads(self) -> Sequence[Unit]:
+        """The units with pods of their own on Kubernetes: with Flink the data plane is one job."""
+        apart = self.data_plane if self.deploy.flink_slots else ()
+        return [unit for unit in self.units if unit.name not in apart]
 
     @property
     def gateway_port(self) -> int:

@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 from infra.deploy.compose import compose_file
 from infra.deploy.kubernetes import kubernetes_files
-from infra.deploy.plan import AGENTS, CONFIG, GATEWAY, DeploymentPlan, Placement, Unit, resource_prefix
+from infra.deploy.plan import AGENTS, CONFIG, GATEWAY, DeploymentPlan, Placement, Unit, VolumeUse, resource_prefix
 from infra.deploy.role_acls import role_acls
 from infra.models.sizes import ELEMENT_BYTES, kv_values, readable_config
 from infra.sizes import GIB
@@ -31,7 +30,7 @@ _CPUS: Mapping[str, float] = {"rollout": 4.0, "trainer": 8.0}
 _AGENT_GIB = 0.25
 """A program of an agent, beside the process that starts it."""
 _WITH_WEIGHTS = ("rollout", "trainer", "relay")
-_VOLUME: Mapping[str, Literal["none", "read", "write"]] = {"trainer": "write", "placement": "none", "relay": "none"}
+_VOLUME: Mapping[str, VolumeUse] = {"trainer": "write", "placement": "none", "relay": "none"}
 """The use of the volume: the trainer writes checkpoints, all others read the model, data or code."""
 
 

@@ -23,6 +23,8 @@ from kafka import TopicPartition
 from small_runs import EMULATED
 
 from benchmarks.flink_cluster import MANAGER, FlinkCluster, Place, loopback
+from infra.deploy.kubernetes.pods import POOL_PORT, submitter_pod
+from infra.deploy.plan import CONFIG, DeploymentPlan
 from infra.kafka.broker import BrokerConfig, start_broker
 from infra.kafka.note import last_notes, uncommitted_consumer
 from infra.kafka.properties import ClientProperties
@@ -48,16 +50,34 @@ KAFKA, MODELS = "kafka", "models"
 """The hosts of the broker, and of rollouts and trainer."""
 STEPS = 2
 """Optimizer steps after which the run has evidently continued."""
+GOAL = 5
+"""Optimizer steps of the run that ends by itself."""
 PATIENCE_S = 300.0
 
 
 @dataclass
 class ClusterRun:
-    """The run, and how the test's process reaches its broker."""
+    """A run whose data plane is a job of `flink`, and how the test's process reaches its broker."""
 
     config: Config
     flink: FlinkCluster
+    place: Place
     reach: Callable[[Callable[[], Any]], Any]
+
+    def start(self, folder: Path, stack: ExitStack, *flags: str) -> psutil.Process:
+        """Submit the data plane with `flags`, a rollout and the trainer, with files in `folder`; `stack` ends them.
+
+        Returns the process that submits the data plane.
+        """
+        file = folder / f"{self.config.run.name}.toml"
+        self.reach(lambda: wait_for_brokers(self.client, 120.0, lambda *_: None))
+        self.reach(lambda: make_topics(self.config))
+        submitting = submit(self.place, MANAGER, folder, "data-plane", str(file), *flags)
+        stack.callback(end, submitting)
+        self.models = [submit(self.place, MODELS, folder, role, str(file)) for role in ("rollout", "trainer")]
+        for each in self.models:
+            stack.callback(end, each)
+        return submitting
 
     @property
     def client(self) -> ClientProperties:
@@ -68,9 +88,21 @@ class ClusterRun:
         (found,) = submissions(self.config.run_folder)
         return found
 
+    def kill(self) -> None:
+        """Kill its submissions."""
+        for each in submissions(self.config.run_folder):
+            end(each.respawner())
+
+    def stop(self) -> None:
+        """Stop the submission of the data plane, and wait for its end."""
+        respawner = self.submission.respawner()
+        assert respawner is not None
+        respawner.terminate()
+        self.until(lambda: self.submission.respawner() is None, "the end of the submission")
+
     def step(self) -> int:
         """The optimizer steps so far."""
-        rows = self.reach(lambda: list(read_rows(self.client, METRICS.name(RUN), Metric)))
+        rows = self.reach(lambda: list(read_rows(self.client, METRICS.name(self.config.run.name), Metric)))
         return max((row.step for row in rows if row.name == "trainer"), default=0)
 
     def starts(self) -> dict[str, int]:
@@ -91,8 +123,8 @@ class ClusterRun:
         """Wait until `condition` holds. Raises AssertionError with the end of the log."""
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
-            log = self.submission.log
-            text = log.read_text()[-3000:] if log.exists() else ""
+            logs = [each.log for each in submissions(self.config.run_folder) if each.log.exists()]
+            text = "\n".join(log.read_text()[-3000:] for log in logs)
             assert time.monotonic() < deadline, f"{what}: not in {PATIENCE_S:g} s; step {self.step()}\n{text}"
             time.sleep(0.5)
 
@@ -111,27 +143,26 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterRun]:
         flink = FlinkCluster(folder / "flink", TASKS, place)
         stack.callback(flink.stop)
         flink.start()
-        file = folder / "run.toml"
-        shards = {"shards": 2}
-        settings = {
-            "run": {**EMULATED["run"], "name": RUN, "folder": str(folder / "runs"), "time_scale": 20.0},
-            "kafka": {"bootstrap_servers": servers, "partitions": 4},
-            "score": {**EMULATED["score"], **shards},
-            "experience": {**EMULATED["experience"], **shards},
-            "trainer": {**EMULATED["trainer"], "optimizer_steps": 100_000},
-        }
-        file.write_text(tomli_w.dumps({**EMULATED, **settings}))
-        config = load_config(file)
-        reach(lambda: wait_for_brokers(config.kafka.client(), 120.0, lambda *_: None))
-        reach(lambda: make_topics(config))
-        made = ClusterRun(config, flink, reach)
-        stack.callback(lambda: [end(each.respawner()) for each in submissions(config.run_folder)])
-        flags = ["--runner", "flink", "--detach", "--", *flink.options]
-        submitting = submit(place, MANAGER, folder, "data-plane", str(file), *flags)
+        made = ClusterRun(configured(folder, RUN, servers, 100_000), flink, place, reach)
+        stack.callback(made.kill)
+        submitting = made.start(folder, stack, "--runner", "flink", "--detach", "--", *flink.options)
         assert submitting.wait(120) == 0, (folder / "data-plane.log").read_text()
-        for role in ("rollout", "trainer"):
-            stack.callback(end, submit(place, MODELS, folder, role, str(file)))
         yield made
+
+
+def configured(folder: Path, name: str, servers: str, goal: int) -> Config:
+    """An emulated run with two shards of score and of the buffer, written to `folder`."""
+    shards = {"shards": 2}
+    settings = {
+        "run": {**EMULATED["run"], "name": name, "folder": str(folder / "runs"), "time_scale": 20.0},
+        "kafka": {"bootstrap_servers": servers, "partitions": 4},
+        "score": {**EMULATED["score"], **shards},
+        "experience": {**EMULATED["experience"], **shards},
+        "trainer": {**EMULATED["trainer"], "optimizer_steps": goal},
+    }
+    file = folder / f"{name}.toml"
+    file.write_text(tomli_w.dumps({**EMULATED, **settings}))
+    return load_config(file)
 
 
 def hosts(stack: ExitStack, folder: Path) -> tuple[Place, Callable[[Callable[[], Any]], Any], str]:
@@ -217,6 +248,16 @@ def test_run_continues_after_a_flink_worker_pool_is_killed(run: ClusterRun) -> N
     run.until_it_continues(before)
 
 
+def test_run_continues_after_its_submitting_process_is_killed(run: ClusterRun) -> None:
+    before, (job,) = run.starts(), run.flink.jobs()
+    submitting = run.submission.working_process()
+    assert submitting is not None
+    submitting.kill()
+    run.until_it_continues(before)
+    assert len(run.flink.jobs()) == 1, "the job of the killed process was cancelled, as it had all slots"
+    assert job not in run.flink.jobs()
+
+
 def test_run_on_a_killed_flink_cluster_passes_the_audit(run: ClusterRun) -> None:
     found = run.reach(lambda: audit(run.client, RUN))
     assert found.passed, found
@@ -224,10 +265,25 @@ def test_run_on_a_killed_flink_cluster_passes_the_audit(run: ClusterRun) -> None
 
 
 def test_stop_of_a_submission_ends_its_job_on_the_cluster(run: ClusterRun) -> None:
-    respawner = run.submission.respawner()
-    assert respawner is not None
-    respawner.terminate()
-    run.until(lambda: run.submission.respawner() is None, "the end of the submission")
+    run.stop()
     states = {each["status"] for each in run.flink.rest("/jobs")["jobs"]}
     assert states <= {"CANCELED", "FAILED", "FINISHED"}, run.submission.log.read_text()[-3000:]
     assert not run.flink.workers(), "they have committed their last outputs"
+
+
+def test_deployed_data_plane_on_flink_reaches_its_goal(run: ClusterRun, tmp_path: Path) -> None:
+    """A run of its own, submitted by the command of the Deployment, in the slots that the other one has left."""
+    servers = run.config.kafka.bootstrap_servers
+    pod = submitter_pod(DeploymentPlan("flink-goal", "", ()), run.flink.master)
+    (container,) = pod["spec"]["containers"]
+    words = [word.replace(f":{POOL_PORT}", f":{run.flink.pool_port}") for word in container["command"]]
+    assert words[:4] == ["laminar", "submit", "data-plane", CONFIG]
+    with ExitStack() as stack:
+        short = ClusterRun(configured(tmp_path, "flink-goal", servers, GOAL), run.flink, run.place, run.reach)
+        submitting = short.start(tmp_path, stack, *words[4:])
+        short.until(lambda: short.step() >= GOAL, "the goal")
+        submitting.terminate()
+        submitting.wait(PATIENCE_S)
+        found = short.reach(lambda: audit(short.client, short.config.run.name, ended=True))
+        assert found.passed, found
+        assert found.trained == GOAL * short.config.experience.global_batch

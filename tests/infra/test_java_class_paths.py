@@ -98,6 +98,19 @@ def test_class_path_resolves_again_when_a_jar_is_missing(tmp_path: Path, resolut
     assert len(resolutions) == 2
 
 
+def test_class_path_of_an_image_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resolutions: list[str], jars: Jars
+) -> None:
+    image, user = tmp_path / "image", tmp_path / "user"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(image))
+    paths = jars.class_path()
+    monkeypatch.setenv("LAMINAR_JARS", str(image / "laminar"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(user))
+    assert jars.class_path() == paths
+    assert len(resolutions) == 1
+    assert replace(jars, name="other").folder.parent == user / "laminar", "the image does not have these"
+
+
 def test_class_path_ignores_a_list_of_other_versions(tmp_path: Path, resolutions: list[str], jars: Jars) -> None:
     (tmp_path / "old.jar").touch()
     (tmp_path / "class-path.txt").write_text(f"org.apache.kafka:kafka_2.13:1.0\nx\ny\n{tmp_path / 'old.jar'}\n")

@@ -10,6 +10,7 @@ RUN, ROLE, WEIGHTS, FLINK_OF = "laminar/run", "laminar/role", "laminar/weights",
 """Labels: the run, the role, whether a pod maps its machine's weights, and the run of a pod of Flink's."""
 SUBMITS_TO = "laminar/submits-to"
 """Label of a pod that submits jobs to the Flink of a run: the run."""
+FLINK_REST_PORT = 8081
 
 
 def labels_of(plan: DeploymentPlan, role: str) -> dict[str, str]:

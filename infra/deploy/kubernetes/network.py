@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from infra.deploy.kubernetes.names import FLINK_OF, RUN, SUBMITS_TO, WEIGHTS, labels_of, manifest
+from infra.deploy.kubernetes.names import FLINK_OF, FLINK_REST_PORT, RUN, SUBMITS_TO, WEIGHTS, labels_of, manifest
 from infra.deploy.plan import AGENTS, GATEWAY, METRICS_PORT, DeploymentPlan
 
-FLINK_REST_PORT = 8081
 _API_SERVER = [{"protocol": "TCP", "port": port} for port in (443, 6443)]
 _DNS = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
 
 
 def resources(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
     """The Services of a run, and its NetworkPolicies if they are wanted."""
-    for unit in plan.units:
+    for unit in plan.workloads:
         if unit.port:
             port = {"name": unit.name, "port": unit.port, "targetPort": unit.name}
             spec: dict[str, Any] = {
@@ -56,7 +55,7 @@ def _policies(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
         "egress": [{"to": peers}, storage],
     }
     yield _policy(plan, "weights", rules)
-    for unit in plan.units:
+    for unit in plan.workloads:
         if unit.scales:
             selector = {"matchLabels": labels_of(plan, unit.name)}
             egress = [{"ports": _API_SERVER}]
@@ -81,9 +80,11 @@ def _flink_policies(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
     operator: dict[str, Any] = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "flink-kubernetes-operator"}}}
     if namespace := plan.deploy.flink_operator_namespace:
         operator["namespaceSelector"] = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
-    rest = [operator, {"podSelector": {"matchLabels": {SUBMITS_TO: plan.run}}}]
-    ingress = [{"from": peers}, {"from": rest, "ports": [{"protocol": "TCP", "port": FLINK_REST_PORT}]}]
+    submitter, ports = {"matchLabels": {SUBMITS_TO: plan.run}}, [{"protocol": "TCP", "port": FLINK_REST_PORT}]
+    ingress = [{"from": peers}, {"from": [operator, {"podSelector": submitter}], "ports": ports}]
     yield _policy(plan, "flink-jobs", {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": ingress})
+    egress = [{"to": peers, "ports": ports}]
+    yield _policy(plan, "flink-submits", {"podSelector": submitter, "policyTypes": ["Egress"], "egress": egress})
 
 
 def _gateway_policies(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from infra.deploy.kubernetes.names import FLINK_OF, labels_of, manifest
-from infra.deploy.kubernetes.pods import worker_pool_pod
-from infra.deploy.plan import DeploymentPlan
+from infra.deploy.kubernetes.names import FLINK_OF, FLINK_REST_PORT, labels_of, manifest
+from infra.deploy.kubernetes.pods import submitter_pod, worker_pool_pod
+from infra.deploy.plan import DATA_PLANE, DeploymentPlan
 from infra.kafka.acls import Acl
 from infra.runners.flink_jars import FLINK
 
@@ -60,7 +60,9 @@ Kafka is away (`operators/io/sink.py`)."""
 
 
 def flink(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
-    """A session cluster of Flink for the data plane. A worker pool listens on loopback, in the pod of a task manager.
+    """A session cluster of Flink, and the Deployment that submits the data plane to it.
+
+    A worker pool listens on loopback, in the pod of a task manager.
 
     In the mode `standalone` the task managers exist before a job: its capacity is checked before it is submitted.
     """
@@ -84,7 +86,16 @@ def flink(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
             "podTemplate": worker_pool_pod(plan),
         },
     }
-    yield manifest(plan, "flink.apache.org/v1beta1", "FlinkDeployment", plan.resource_name("flink"), spec=spec)
+    name = plan.resource_name("flink")
+    yield manifest(plan, "flink.apache.org/v1beta1", "FlinkDeployment", name, spec=spec)
+    pod = submitter_pod(plan, f"{name}-rest:{FLINK_REST_PORT}")
+    spec = {
+        "replicas": 1,
+        "strategy": {"type": "Recreate"},  # a second submission would cancel the job of the first
+        "selector": {"matchLabels": labels_of(plan, DATA_PLANE)},
+        "template": pod,
+    }
+    yield manifest(plan, "apps/v1", "Deployment", plan.resource_name(DATA_PLANE), DATA_PLANE, spec=spec)
 
 
 def _of_cluster(cluster: str, made: dict[str, Any]) -> dict[str, Any]:

@@ -6,9 +6,20 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from infra.deploy.kubernetes.names import WEIGHTS, labels_of
+from infra.deploy.kubernetes.names import SUBMITS_TO, WEIGHTS, labels_of
 from infra.deploy.kubernetes.secrets import secrets_of
-from infra.deploy.plan import AGENTS, ALIVE, CONFIG, GATEWAY, SECRETS, SILENT_MIN, DeploymentPlan, Unit
+from infra.deploy.plan import (
+    AGENTS,
+    ALIVE,
+    CONFIG,
+    DATA_PLANE,
+    GATEWAY,
+    SECRETS,
+    SILENT_MIN,
+    DeploymentPlan,
+    Unit,
+    VolumeUse,
+)
 from infra.machine import GATEWAY_URL
 from infra.machine import VARIABLE as MACHINE
 
@@ -67,9 +78,11 @@ def template(plan: DeploymentPlan, role: str, spec: dict[str, Any], *, weights: 
     return {"metadata": {"labels": labels}, "spec": whole}
 
 
-def command_pod(plan: DeploymentPlan, name: str, command: Sequence[str], user: str) -> dict[str, Any]:
-    """The pod of a command that needs only Kafka, as Kafka's user `user`."""
-    unit = Unit(name)
+def command_pod(
+    plan: DeploymentPlan, name: str, command: Sequence[str], *users: str, volume: VolumeUse = "none"
+) -> dict[str, Any]:
+    """The pod of a command that connects to Kafka as each of `users`, and needs nothing else."""
+    unit = Unit(name, volume=volume)
     container = {
         "name": name,
         "image": plan.deploy.image,
@@ -79,7 +92,7 @@ def command_pod(plan: DeploymentPlan, name: str, command: Sequence[str], user: s
         "securityContext": _container_rights(),
         "volumeMounts": _mounts(plan, unit),
     }
-    return template(plan, name, {"containers": [container], "volumes": _volumes(plan, unit, user)})
+    return template(plan, name, {"containers": [container], "volumes": _volumes(plan, unit, users)})
 
 
 def worker_pool_pod(plan: DeploymentPlan) -> dict[str, Any]:
@@ -88,19 +101,29 @@ def worker_pool_pod(plan: DeploymentPlan) -> dict[str, Any]:
     Its slot may have a shard of each role, so the pool has the resources of all.
     """
     units = [unit for unit in plan.units if unit.name in plan.data_plane]
-    pod: dict[str, Any] = command_pod(plan, "pool", ["python", "-m", "infra.runners.worker_pool", str(POOL_PORT)], "")
-    secrets = [name for unit in units for name in secrets_of(plan, unit.name, weights=False)]
-    (pool,), volumes, rights = (pod["spec"][key] for key in ("containers", "volumes", "securityContext"))
+    pod = _data_plane_pod(plan, "pool", ["python", "-m", "infra.runners.worker_pool", str(POOL_PORT)])
+    (pool,), rights = pod["spec"]["containers"], pod["spec"]["securityContext"]
     whole = Unit("pool", cpus=sum(unit.cpus for unit in units), memory_gib=sum(unit.memory_gib for unit in units))
     pool["resources"] = _resources(plan, whole)
-    volumes[-1]["projected"]["sources"] = [{"secret": {"name": name}} for name in secrets]
-    pool["volumeMounts"].append({"name": "volume", "mountPath": plan.deploy.volume_path, "readOnly": True})
-    volumes.append({"name": "volume", "persistentVolumeClaim": {"claimName": plan.name}})
     main = {"name": "flink-main-container", "securityContext": {"allowPrivilegeEscalation": False}}
     # Flink's image has a user of its own; only the pool has ours.
     pool["securityContext"] |= {key: rights.pop(key) for key in ("runAsUser", "runAsGroup", "runAsNonRoot")}
     pod["spec"]["containers"] = [main, pool]
     return {"apiVersion": "v1", "kind": "Pod", **pod}
+
+
+def submitter_pod(plan: DeploymentPlan, master: str) -> dict[str, Any]:
+    """The pod that submits the data plane to the Flink at `master`, and again whenever its job is lost."""
+    where = [f"--flink_master={master}", "--environment_type=EXTERNAL", f"--environment_config=localhost:{POOL_PORT}"]
+    command = ["laminar", "submit", DATA_PLANE, CONFIG, "--runner", "flink", "--", *where]
+    pod = _data_plane_pod(plan, DATA_PLANE, command)
+    pod["metadata"]["labels"][SUBMITS_TO] = plan.run
+    return pod
+
+
+def _data_plane_pod(plan: DeploymentPlan, name: str, command: Sequence[str]) -> dict[str, Any]:
+    """The pod of a command that does the work of all roles of the data plane."""
+    return command_pod(plan, name, command, *plan.data_plane, volume="read")
 
 
 def _environment(plan: DeploymentPlan, unit: Unit) -> Iterator[dict[str, Any]]:
@@ -161,8 +184,9 @@ def _mounts(plan: DeploymentPlan, unit: Unit) -> list[dict[str, Any]]:
     return mounts
 
 
-def _volumes(plan: DeploymentPlan, unit: Unit, user: str = "") -> list[dict[str, Any]]:
-    sources = [{"secret": {"name": name}} for name in secrets_of(plan, user or unit.name, weights=unit.weights)]
+def _volumes(plan: DeploymentPlan, unit: Unit, users: Sequence[str] = ()) -> list[dict[str, Any]]:
+    secrets = [name for user in users or [unit.name] for name in secrets_of(plan, user, weights=unit.weights)]
+    sources = [{"secret": {"name": name}} for name in secrets]
     volumes: list[dict[str, Any]] = [
         {"name": "config", "configMap": {"name": plan.name}},
         {"name": "temporary", "emptyDir": {"sizeLimit": "8Gi"}},

@@ -34,7 +34,7 @@ def storage(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
 
 def roles(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
     """The workloads of all roles, and what protects them while machines are drained."""
-    for unit in plan.units:
+    for unit in plan.workloads:
         yield _workload(plan, unit)
         if unit.count > 1:
             spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels_of(plan, unit.name)}}
@@ -45,7 +45,7 @@ def roles(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
 
 def accounts(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
     """The service accounts of units that change the number of pods of others, with that right alone."""
-    for unit in plan.units:
+    for unit in plan.workloads:
         if not unit.scales:
             continue
         name = plan.resource_name(unit.name)

@@ -68,6 +68,41 @@ def test_flink_task_managers_have_the_rights_of_other_pods(tmp_path: Path) -> No
     assert (rights["readOnlyRootFilesystem"], rights["capabilities"]) == (True, {"drop": ["ALL"]})
 
 
+def test_data_plane_is_one_job_that_a_deployment_submits(tmp_path: Path) -> None:
+    """Deployments of its roles would fence the shards of the job."""
+    documents = deployment(flink_file(tmp_path))
+    workloads = {each["metadata"]["name"] for each in documents if each["kind"] in ("Deployment", "StatefulSet")}
+    assert workloads == {f"laminar-big-run-{name}" for name in ("rollout", "trainer", "metrics", "data-plane")}
+    flink = manifest_of(documents, "FlinkDeployment")
+    submitting = manifest_of(documents, "Deployment", "laminar-big-run-data-plane")
+    for version in VERSIONS:
+        kubernetes_validate.validate(submitting, version, strict=True)
+    spec = submitting["spec"]
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+    pod = spec["template"]
+    assert (
+        pod["metadata"]["labels"].items()
+        >= {"laminar/submits-to": "Big_run", **spec["selector"]["matchLabels"]}.items()
+    )
+    (container,) = pod["spec"]["containers"]
+    assert container["command"][-3:] == [
+        f"--flink_master={flink['metadata']['name']}-rest:8081",
+        "--environment_type=EXTERNAL",
+        "--environment_config=localhost:50000",
+    ]
+    pool = flink["spec"]["taskManager"]["podTemplate"]["spec"]
+    assert pod["spec"]["volumes"] == pool["volumes"]
+    assert container["volumeMounts"] == pool["containers"][1]["volumeMounts"]
+    policy = manifest_of(documents, "NetworkPolicy", "laminar-big-run-flink-submits")["spec"]
+    assert policy["podSelector"]["matchLabels"] == {"laminar/submits-to": "Big_run"}
+    assert policy["egress"] == [
+        {
+            "to": [{"podSelector": {"matchLabels": flink["spec"]["podTemplate"]["metadata"]["labels"]}}],
+            "ports": [{"protocol": "TCP", "port": 8081}],
+        }
+    ]
+
+
 def test_network_policy_lets_flinks_pods_connect(tmp_path: Path) -> None:
     documents = deployment(flink_file(tmp_path))
     spec = manifest_of(documents, "FlinkDeployment")["spec"]
