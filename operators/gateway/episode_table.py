@@ -157,6 +157,13 @@ class EpisodeTable:
             if order.trajectory_id in self._episodes:
                 self._request(order)
 
+    def _has_announced(self, record: object) -> bool:
+        """Whether `record` is a request of this gateway, which nobody waits to see in the log."""
+        if not isinstance(record, TurnRequest) or (episode := self._episodes.get(record.trajectory_id)) is None:
+            return False
+        pending = episode.pending
+        return pending is not None and (pending.turn_id, pending.lease) == (record.turn_id, record.lease)
+
     # -- folding ------------------------------------------------------------------------------------------------------
 
     def fold(self, records: Sequence[ReceivedRecord]) -> None:
@@ -170,7 +177,10 @@ class EpisodeTable:
                     case Assignment() if record.prompt.environment == AGENT:
                         self._assign(received, record)
                     case Progress() | TurnRequest() | TurnEnded():
+                        known = self._has_announced(record)
                         self._play(received, record)
+                        if known:
+                            continue
                     case Trajectory():
                         self._finish(received, record)
                     case _:

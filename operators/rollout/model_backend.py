@@ -17,7 +17,7 @@ from infra.store.weight_store import WeightStore
 from infra.transport.kv_transfer import KVTransfers
 from operators.rollout.config import RolloutConfig
 from operators.rollout.engine import CannotGenerate, Engine
-from operators.rollout.replica_memory import choose_slots
+from operators.rollout.replica_memory import check_weights, choose_slots
 from operators.rollout.staged.member import StageMember
 from operators.rollout.staged.replica_staging import ReplicaStaging
 from operators.rollout.staged.service import StageService
@@ -110,9 +110,11 @@ class VllmBackend(ModelBackend):
     """Engines over the model folder, with no weight version loaded."""
 
     def engine(self) -> Engine:
-        from operators.rollout.vllm_engine import VllmEngine, open_vllm  # deferred: vLLM is not always installed
+        # Deferred: vLLM is not always installed.
+        from operators.rollout.vllm_engine import VllmEngine, device_memory, open_vllm
 
         config = self.config
+        check_weights(config, self.model, device_memory())
         options: dict[str, Any] = dict(config.vllm)
         vllm = open_vllm(
             self.model,

@@ -49,6 +49,22 @@ class ReplicaMemory:
         return tokens * self.kv_values * ELEMENT_BYTES[self.dtype]
 
 
+def check_weights(config: RolloutConfig, model: Path, total: int) -> None:
+    """Raise CannotGenerate if a device of `total` bytes can never have its part of a replica's weights on vLLM.
+
+    Weights that vLLM quantizes are left to it.
+    """
+    memory = ReplicaMemory.of(model, config.weights_dtype)
+    if memory is None or "quantization" in config.vllm or "quantization_config" in readable_config(model):
+        return
+    part = memory.weights // config.tensor_parallel
+    if part > total:
+        raise CannotGenerate(
+            f"a replica's weights need {size_text(part)} on each of its {config.tensor_parallel} devices, but one has "
+            f"{size_text(total)} in all: raise rollout.tensor_parallel, or take a smaller rollout.dtype or model"
+        )
+
+
 def choose_slots(config: RolloutConfig, model: Path, device: torch.device) -> int:
     """The slots of a replica of the transformers engine on `device`: those of `config`, or as many as fit there.
 

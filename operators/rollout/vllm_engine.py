@@ -117,6 +117,11 @@ def open_vllm(model: Path, *, token_sampler: TokenSampler = "laminar", **options
         return LLMEngine.from_engine_args(arguments)
 
 
+def device_memory() -> int:
+    """Bytes of one of a replica's GPUs in all, or of the machine. It does not initialize CUDA in this process."""
+    return int(current_platform.get_device_total_memory())
+
+
 def _token_bytes(model: Path, dtype: str) -> int:
     """Bytes of one token's keys and values in all layers."""
     config = AutoConfig.from_pretrained(model).get_text_config()

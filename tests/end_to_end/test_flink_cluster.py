@@ -190,8 +190,8 @@ def submit(place: Place, host: str, folder: Path, role: str, *arguments: str) ->
 
 
 def end(process: psutil.Process | None) -> None:
-    """Kill `process` and what it has started."""
-    if process is not None:
+    """Kill `process` and what it has started, unless it has ended."""
+    if process is not None and process.is_running():
         for each in [process, *process.children(recursive=True)]:
             each.kill()
         process.wait(30)

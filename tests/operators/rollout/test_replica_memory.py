@@ -17,7 +17,7 @@ from infra.sizes import GIB
 from operators.rollout.config import RolloutConfig
 from operators.rollout.engine import CannotGenerate
 from operators.rollout.forward_runner import kv_geometry
-from operators.rollout.replica_memory import ReplicaMemory, choose_slots, fitting_slots
+from operators.rollout.replica_memory import ReplicaMemory, check_weights, choose_slots, fitting_slots
 
 QWEN_1_5B = ReplicaMemory(1_544_000_000, 2 * 28 * 2 * 128, "bfloat16")
 QWEN_7B = ReplicaMemory(7_616_000_000, 2 * 28 * 4 * 128, "bfloat16")
@@ -86,6 +86,17 @@ def test_backend_rejects_a_model_before_it_is_loaded(
         backend.engine()
     assert isinstance(refusal.value, CannotGenerate) == permanent
     assert not loaded
+
+
+def test_weights_beyond_the_devices_of_vllm_are_a_permanent_error(model: Path) -> None:
+    memory = ReplicaMemory.of(model, "float32")
+    assert memory is not None
+    one, two = RolloutConfig(engine="vllm"), RolloutConfig(engine="vllm", tensor_parallel=2)
+    check_weights(one, model, memory.weights)
+    check_weights(two, model, memory.weights // 2)
+    with pytest.raises(CannotGenerate, match=r"need .* on each of its 2 devices, .* raise rollout\.tensor_parallel"):
+        check_weights(two, model, memory.weights // 2 - 1)
+    check_weights(RolloutConfig(engine="vllm", vllm={"quantization": "fp8"}), model, 0)
 
 
 def test_backend_without_its_gpus_cannot_generate(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,9 @@ from transformers import PreTrainedModel
 from vllm_engines import FAMILY, MIXTURE, model_folder, vllm_engine
 
 from infra.models.weights import save_weights
-from operators.rollout.engine import Completion, Request
+from operators.rollout.config import RolloutConfig
+from operators.rollout.engine import CannotGenerate, Completion, Request
+from operators.rollout.model_backend import VllmBackend
 from schemas.records import PolicyVersion, TokenSampler
 
 pytest.importorskip("vllm", reason="make vllm-test has it")
@@ -100,6 +102,16 @@ def test_vllm_load_resets_the_prefix_cache(tmp_path: Path) -> None:
     for name in expected:
         assert after[name].generated.token_ids.tolist() == expected[name].generated.token_ids.tolist()
     assert any(before[name].generated.token_ids.tolist() != after[name].generated.token_ids.tolist() for name in after)
+
+
+def test_vllm_backend_rejects_a_model_that_no_device_can_hold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from operators.rollout import vllm_engine as module
+
+    assert module.device_memory() > 1 << 30
+    monkeypatch.setattr(module, "device_memory", lambda: 1)
+    backend = VllmBackend(RolloutConfig(engine="vllm"), model_folder(FAMILY), tmp_path)
+    with pytest.raises(CannotGenerate, match="on each of its 1 devices"):
+        backend.engine()
 
 
 def test_vllm_rejects_compiled_code_on_a_cpu() -> None:
