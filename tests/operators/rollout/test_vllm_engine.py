@@ -109,6 +109,7 @@ def test_vllm_backend_rejects_a_model_that_no_device_can_hold(monkeypatch: pytes
 
     assert module.device_memory() > 1 << 30
     monkeypatch.setattr(module, "device_memory", lambda: 1)
+    monkeypatch.setattr("operators.rollout.model_backend.load_tokenizer", lambda folder: None)
     backend = VllmBackend(RolloutConfig(engine="vllm"), model_folder(FAMILY), tmp_path)
     with pytest.raises(CannotGenerate, match="on each of its 1 devices"):
         backend.engine()
