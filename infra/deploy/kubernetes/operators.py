@@ -68,7 +68,7 @@ def flink(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
     """
     if not plan.deploy.flink_slots:
         return
-    spec = {
+    spec: dict[str, Any] = {
         "image": f"flink:{FLINK}",
         "flinkVersion": f"v{FLINK.replace('.', '_')}",
         "mode": "standalone",
