@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 FORCED_EXIT_AFTER = 3
@@ -54,9 +54,7 @@ class StopRequests:
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         while self._previous:
             number, previous = self._previous.popitem()
             signal.signal(number, signal.SIG_IGN if self._final else previous)

@@ -9,37 +9,15 @@ from infra.kafka.simulated_producer import SimulatedRecord
 from infra.simulation.cluster import Place, SimulatedCluster
 from pipelines.inspect.audit.decode import DecodedRecord, decode_for_audit
 from pipelines.inspect.log.describe import describe_record
+from schemas import topics
 from schemas.codec import UndecodableRecord, decode
 from schemas.identity import trajectory_id
 from schemas.records import CommitNote, Prompt
-from schemas.topics import (
-    BATCHES,
-    CATALOGUE,
-    CONTROL,
-    DEAD_LETTERS,
-    EVAL_PROMPTS,
-    EXPERIENCES,
-    INBOX,
-    PROMPTS,
-    RELAY,
-    RESTORE,
-    SETTLED,
-    TRAJECTORIES,
-    Topic,
-)
+from schemas.topics import CATALOGUE, EXPERIENCES, Topic
 
 OBSERVED = (
-    PROMPTS,
-    EVAL_PROMPTS,
-    INBOX,
-    TRAJECTORIES,
-    EXPERIENCES,
-    SETTLED,
-    BATCHES,
-    RELAY,
-    CONTROL,
-    DEAD_LETTERS,
-    RESTORE,
+    *(topics.PROMPTS, topics.EVAL_PROMPTS, topics.INBOX, topics.TRAJECTORIES, topics.EXPERIENCES, topics.SETTLED),
+    *(topics.BATCHES, topics.RELAY, topics.CONTROL, topics.DEAD_LETTERS, topics.RESTORE),
 )
 
 

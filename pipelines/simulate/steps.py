@@ -93,15 +93,7 @@ class SimulatedStep:
         process, spec = self._process, step.backend
         assert isinstance(spec, EmulatedSpec)
         hosted = step.config.hosted(step.process)
-        heartbeats: Any = SimulatedHeartbeats(
-            process,
-            self._clients.plain_producer(),
-            step.shard.run,
-            step.process,
-            hosted,
-            restored.start,
-            step.config.heartbeat_s,
-        )
+        heartbeats: Any = SimulatedHeartbeats(process, self._clients.plain_producer(), step, restored.start)
         backend = EmulatedBackend(spec.config, spec.time_scale, spec.keep_versions, process.monotonic)
         transfers = self._transfers
         kv = None if transfers is None else transfers.kv(process)
@@ -150,20 +142,10 @@ _NO_LOAD = EngineStatus(0, 0, 0, 0, 0, 0)
 
 
 class SimulatedHeartbeats:
-    """Publishes the status of the replicas `hosted` every `period_s` seconds, and at once after `send_now`."""
+    """Publishes the status of the replicas of `rollout` every `heartbeat_s` seconds, and at once after `send_now`."""
 
-    def __init__(
-        self,
-        host: SimulatedProcess,
-        producer: Any,
-        run: str,
-        process: int,
-        hosted: Sequence[int],
-        incarnation: int,
-        period_s: float,
-    ) -> None:
-        self._host, self._producer, self._run, self._process = host, producer, run, process
-        self._hosted, self._incarnation, self._period_s = hosted, incarnation, period_s
+    def __init__(self, host: SimulatedProcess, producer: Any, rollout: GenerateTrajectories, incarnation: int) -> None:
+        self._host, self._producer, self._rollout, self._incarnation = host, producer, rollout, incarnation
         self._replicas: Sequence[Replica] = ()
         self._closed, self._wake = False, Signal()
         host.start(f"heartbeats {incarnation}", self._beat, vital=False)
@@ -188,36 +170,26 @@ class SimulatedHeartbeats:
         self.send_now()
 
     def _beat(self) -> None:
+        topic = REPLICAS.name(self._rollout.shard.run)
         while not self._closed:
             for status in self._statuses():
                 value, headers = encode(status)
                 try:
-                    self._producer.send(
-                        REPLICAS.name(self._run), value, key=f"rollout-{status.replica}".encode(), headers=headers
-                    )
+                    self._producer.send(topic, value, key=f"rollout-{status.replica}".encode(), headers=headers)
                 except DeliveryFailed:
                     break  # the next one has newer data
-            self._host.scheduler.wait([self._wake], self._period_s)
+            self._host.scheduler.wait([self._wake], self._rollout.config.heartbeat_s)
 
     def _statuses(self) -> list[ReplicaStatus]:
-        if self._replicas:
-            found = [
-                replica_status(
-                    each.index,
-                    self._process,
-                    each.incarnation,
-                    each.state,
-                    each.engine.version,
-                    each.engine.status(),
-                    0.0,
-                    self._run,
-                    each.reserved,
-                )
-                for each in self._replicas
-            ]
-        else:
-            found = [
-                replica_status(index, self._process, self._incarnation, "starting", None, _NO_LOAD, 0.0, self._run)
-                for index in self._hosted
-            ]
+        process, run = self._rollout.process, self._rollout.shard.run
+        found = [
+            replica_status(
+                *(each.index, process, each.incarnation, each.state, each.engine.version),
+                *(each.engine.status(), 0.0, run, each.reserved),
+            )
+            for each in self._replicas
+        ] or [
+            replica_status(index, process, self._incarnation, "starting", None, _NO_LOAD, 0.0, run)
+            for index in self._rollout.config.hosted(process)
+        ]
         return [replace(each, host=self._host.name, pid=1, sent_at=self._host.unix_ms()) for each in found]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -30,28 +31,10 @@ class CountedRows(EmulatedRows):
 
 
 class CountedEngine(EmulatedEngine):
-    """An `EmulatedEngine` over `CountedRows`, in the virtual time of `clock`."""
+    """An `EmulatedEngine` over `CountedRows`; `options` are those of that one."""
 
-    def __init__(
-        self,
-        config: SchedulerConfig,
-        roofline: Roofline,
-        lengths: Lengths,
-        *,
-        pull_s: float,
-        time_scale: float,
-        clock: Callable[[], float],
-        status_refresh_s: float,
-    ) -> None:
-        super().__init__(
-            config,
-            roofline,
-            lengths,
-            pull_s=pull_s,
-            time_scale=time_scale,
-            clock=clock,
-            status_refresh_s=status_refresh_s,
-        )
+    def __init__(self, config: SchedulerConfig, roofline: Roofline, lengths: Lengths, **options: Any) -> None:
+        super().__init__(config, roofline, lengths, **options)
         self._scheduler.rows = CountedRows(config.slots, config.context, config.vocabulary, lengths)
 
     def step(self) -> Sequence[Completion]:

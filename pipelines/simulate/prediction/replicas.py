@@ -56,28 +56,15 @@ class PredictedReplica:
         """The heartbeat, with the load of now."""
         replica, engine = self.replica, self.engine
         engine.advance()
-        return replica_status(
-            replica.index,
-            replica.index,
-            replica.incarnation,
-            replica.state,
-            engine.version,
-            engine.status(),
-            0.0,
-            run,
-            replica.reserved,
-        )
+        place = (replica.index, replica.index, replica.incarnation)
+        return replica_status(*place, replica.state, engine.version, engine.status(), 0.0, run, replica.reserved)
 
     def wake(self, seconds: float) -> None:
         """Step in `seconds`, unless it steps earlier."""
         at = self._scheduler.now + seconds
         if at < self._wake_at:
             self._wake_at = at
-            self._scheduler.at(at, lambda: self._woken(at))
-
-    def _woken(self, at: float) -> None:
-        if self.alive and at == self._wake_at:
-            self._step()
+            self._scheduler.at(at, lambda: self._step() if at == self._wake_at else None)
 
     def _step(self) -> None:
         if not self.alive:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from infra.simulation.scheduler import EventScheduler
-from operators.trainer.emulation import TrainerEmulation
+from pipelines.simulate.prediction.cluster import Cluster
 from schemas.records import PolicyVersion, Settled, Trajectory
 
 EPOCH = 1
@@ -42,29 +42,25 @@ class TrainedStep:
 
 
 class PredictedTraining:
-    """Collects groups of `samples`, settles batches of `global_batch`, trains them and publishes versions.
+    """Collects the groups of `cluster`, settles its global batches, trains them and publishes versions.
 
-    A batch is trained in `parts` equal parts, each as soon as its groups are complete: with 1 the trainer waits for the
-    whole batch. `settle` gets the records of a batch, `publish` the number of a version that has arrived.
+    A batch is trained in `training_parts` equal parts, each as soon as its groups are complete: with 1 the trainer
+    waits for the whole batch. `settle` gets the records of a batch, `publish` the number of a version that has arrived.
     """
 
     def __init__(
         self,
         scheduler: EventScheduler,
-        emulation: TrainerEmulation,
-        time_scale: float,
-        stride: int,
-        samples: int,
-        global_batch: int,
+        cluster: Cluster,
         settle: Callable[[list[Settled]], None],
         publish: Callable[[int], None],
-        *,
-        parts: int = 1,
-        batch_s: float = 0.0,
     ) -> None:
-        self._scheduler, self._emulation, self._scale, self._stride = scheduler, emulation, time_scale, stride
-        self._samples, self._part, self._parts = samples, -(-global_batch // parts), parts
-        self._settle, self._publish, self._batch_s = settle, publish, batch_s
+        config, self._parts, self._batch_s = cluster.config, cluster.training_parts, cluster.overheads.batch_s
+        self._scheduler, self._settle, self._publish = scheduler, settle, publish
+        self._emulation, self._scale = config.trainer.emulation, config.run.time_scale
+        self._stride = config.rollout.emulation.stride
+        self._samples = config.prompts.mixture[0].samples_per_prompt
+        self._part = -(-config.experience.global_batch // self._parts)
         self._groups: dict[int, list[Member]] = {}
         self._ready: deque[list[Member]] = deque()
         self._cut = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -69,18 +70,7 @@ class PredictedWorld:
         self._offsets: Counter[str] = Counter()
         self._folds = False
         self._prompts = self._begun = 0
-        self.training = PredictedTraining(
-            self.scheduler,
-            config.trainer.emulation,
-            self._scale,
-            emulation.stride,
-            self._task.samples_per_prompt,
-            config.experience.global_batch,
-            self._settle,
-            self._publish_version,
-            parts=cluster.training_parts,
-            batch_s=cluster.overheads.batch_s,
-        )
+        self.training = PredictedTraining(self.scheduler, cluster, self._settle, self._publish_version)
         self.replicas: dict[int, PredictedReplica] = {}
         self._incarnations = Counter[int]()
         self._published = False
@@ -108,17 +98,13 @@ class PredictedWorld:
         config, scheduler = self._cluster.config, self.scheduler
         self._incarnations[index] += 1
         weights = AnnouncedWeights(keep=64)
-
-        def clock() -> float:
-            return scheduler.now
-
         engine = CountedEngine(
             self._scheduling,
             self._roofline,
             self._lengths,
             pull_s=config.rollout.emulation.pull_s,
             time_scale=self._scale,
-            clock=clock,
+            clock=self._clock,
             status_refresh_s=config.rollout.heartbeat_s,
         )
         transfers: Any = CountedKVTransfers() if config.rollout.kv_megabytes else None
@@ -132,7 +118,7 @@ class PredictedWorld:
             config.rollout,
             interrupts=config.placement.rules.refresh == "interrupt",
             kv_transfers=transfers,
-            clock=clock,
+            clock=self._clock,
         )
         predicted = PredictedReplica(
             scheduler, replica, engine, weights, self._publish_events, self._beat, config.rollout.linger_s
@@ -166,7 +152,7 @@ class PredictedWorld:
             batch if parts == 1 else batch // config.placement.rules.round_batches,
         )
         restored = Restored("", 1, (), {}, {})
-        return PlacementFold(step, restored, lambda process: None, lambda: self.scheduler.now, self._now_ms)
+        return PlacementFold(step, restored, lambda process: None, self._clock, self._now_ms)
 
     def _send(self, topic: Topic, records: Iterable[Any]) -> None:
         """Send records to placement, which folds them `hop_s` later together with others of that time."""
@@ -227,16 +213,13 @@ class PredictedWorld:
             return
         if finished := [event for event in events if isinstance(event, Trajectory)]:
             for trajectory in finished:
-                self._finished(trajectory)
+                self.measurement.finished(trajectory, self.scheduler.now, self.training.version)
+                self.scheduler.after(self._hop_s, partial(self.training.add, trajectory))
             self._send(TRAJECTORIES, [finished_columns(finished)])
         for event in events:
             if not isinstance(event, Trajectory | Placed):
                 self._send(PROGRESS, [event])
         self._route([event for event in events if isinstance(event, Placed)])
-
-    def _finished(self, trajectory: Trajectory) -> None:
-        self.measurement.finished(trajectory, self.scheduler.now, self.training.version)
-        self.scheduler.after(self._hop_s, lambda: self.training.add(trajectory))
 
     def _keep_beating(self, replica: PredictedReplica) -> None:
         if replica.alive:
@@ -274,6 +257,9 @@ class PredictedWorld:
         config = self._cluster.config
         tokens = config.experience.global_batch * config.context * config.rollout.emulation.stride
         return 20 * (task.max_new_tokens * pace.first_s + config.trainer.emulation.seconds(tokens)) / self._scale
+
+    def _clock(self) -> float:
+        return self.scheduler.now
 
     def _now_ms(self) -> int:
         return int(self.scheduler.now * 1000)
