@@ -31,7 +31,7 @@ Compared = Mapping[str, tuple[float, float]]
 
 def compared(folder: Path) -> Compared:
     """Predicted and measured FIGURES of the run in `folder`. Raises ConfigError, RunFailed for a run too short."""
-    config = calibrate(folder).config
+    config = calibrate(folder)
     measured = measure(read_metrics(folder / METRICS_FILE), [], config.run.time_scale, config.rollout.emulation.stride)
     predicted = predict(Cluster(config))
     return {name: (getattr(predicted, name), getattr(measured, name)) for name in FIGURES}

@@ -49,7 +49,11 @@ def delete_command(
 
     planned = [plan_deletion(folder, name) for name in dict.fromkeys(names)]
     elsewhere = [_is_elsewhere(each) for each in planned]
-    logs = {each.folder: _log_of(each) for each, away in zip(planned, elsewhere, strict=True) if topics and away}
+    logs = {
+        each.folder: connect(str(each.newest.absolute()), None, None)
+        for each, away in zip(planned, elsewhere, strict=True)
+        if topics and away
+    }
     watched = {place: _Watched(log) for place, log in logs.items()}
     if watched:
         sleep(WATCH_S)
@@ -88,11 +92,6 @@ def _is_elsewhere(planned: Deletion) -> bool:
     except NoSuchRun:  # the rest of an earlier deletion
         return False
     return bool(known) and not (planned.newest / "kafka").is_dir()
-
-
-def _log_of(planned: Deletion) -> RunClient:
-    """Return the run's Kafka. Raises as `connect` does."""
-    return connect(str(planned.newest.absolute()), None, None)
 
 
 class _Watched:

@@ -207,7 +207,7 @@ def topic(
     )
     with ExportFolder(folder, config.contents) as opened:  # rejects invalid contents before Beam starts
         contents = replace(opened.contents, tokenizer=config.contents.tokenizer)
-        config = ExportConfig(folder, contents, follow, config.file_bytes, config.every_s)
+        config = replace(config, contents=contents)
         write_card(folder)
     with _progress(config, quiet=json or not sys.stderr.isatty()):
         if connection.client.log is not None:

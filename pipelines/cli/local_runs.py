@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipelines.inspect.run_folders import RunFolder
-    from pipelines.inspect.run_state.events import RoleState, RoleStatus
+    from pipelines.inspect.run_state.events import RoleState
     from pipelines.inspect.run_state.state import RunState
 
 COLUMNS = ("run", "status", "phase", "started", "duration", "restarts", "folder")
@@ -158,15 +158,13 @@ def _phase(run: RunFolder, state: RunState, problem: str | None) -> str:
 def _roles(run: RunFolder) -> dict[str, RoleState]:
     from pipelines.inspect.run_state.events import RoleState
 
-    alive = run.status == "running"
+    alive, shown = run.status == "running", {"unsupervised": "up", "removed": "ended"}
     return {
-        name: RoleState(role.get("pid"), role.get("restarts", 0), _status_of(role) if alive else "ended")
+        name: RoleState(
+            role.get("pid"), role.get("restarts", 0), shown.get(role["status"], role["status"]) if alive else "ended"
+        )
         for name, role in (run.state.get("roles") or {}).items()
     }
-
-
-def _status_of(role: Mapping[str, Any]) -> RoleStatus:
-    return {"unsupervised": "up", "removed": "ended"}.get(role["status"], role["status"])
 
 
 def _measured(state: RunState) -> dict[str, Any]:

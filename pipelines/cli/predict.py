@@ -55,7 +55,7 @@ class PredictionOptions:
             return load_config(self.file, self.changes)
         if self.file is not None:
             raise ConfigError("--calibrate takes the configuration of its run: leave out CONFIG.toml, or use --set")
-        calibrated = calibrate(self.run).config
+        calibrated = calibrate(self.run)
         return parse_config(plain_table(calibrated), f"the calibration by {self.run}", self.changes)
 
 

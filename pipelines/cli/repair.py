@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
@@ -68,17 +69,13 @@ def replay_command(
         raise RuntimeError(f"the target topic {target} has no partitions {missing}")
 
     def rows() -> Iterator[list[dict[str, object]]]:
-        producer = BoundedProducer(connection.client) if execute else None
-        try:
+        with BoundedProducer(connection.client) if execute else nullcontext() as producer:
             for chunk in read_chunks(connection.client, known, name, ranges):
                 selected: Iterable[int] = range(len(chunk.records))
                 if condition is not None:
                     offsets = set(condition.rows(chunk.table())["kafka_offset"].to_pylist())
                     selected = [at for at in selected if chunk.records.offsets[at] in offsets]
                 yield [_send(chunk, at, target, producer) for at in selected if chunk.records.values[at] is not None]
-        finally:
-            if producer is not None:
-                producer.close()
 
     return RowOutput(rows(), ("from", "to", "bytes", "action"), reading.form("table"), "no matching records")
 

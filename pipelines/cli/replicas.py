@@ -19,17 +19,8 @@ from schemas.topics import INBOX, REPLICAS, RESTORE, group_name, inbox_partition
 
 app = Commands(invoke_without_command=True)
 COLUMNS = (
-    "replica",
-    "state",
-    "version",
-    "stage",
-    "kv",
-    "running",
-    "waiting",
-    "tokens_per_s",
-    "heartbeat",
-    "incarnation",
-    "host",
+    *("replica", "state", "version", "stage", "kv", "running", "waiting", "tokens_per_s"),
+    *("heartbeat", "incarnation", "host"),
 )
 MAX_HEARTBEATS = 20_000
 """Heartbeats read, of all replicas together."""
@@ -127,7 +118,8 @@ def _last_rows(connection: RunClient) -> list[Any]:
 def replica_row(heartbeats: list[ReplicaStatus], now: int, stage: StageStatus | None = None) -> dict[str, Any]:
     """Return the row of one replica from its heartbeats and its `stage`, at `now` (Unix milliseconds)."""
     last = heartbeats[-1]
-    grouped = stage is not None and stage.group and stage.incarnation == last.incarnation and last.state != "stopped"
+    own = stage if stage is not None and stage.incarnation == last.incarnation else None
+    grouped = own if own is not None and own.group and last.state != "stopped" else None
     idle = last.running == last.waiting == 0
     return {
         "replica": last.replica,
@@ -146,10 +138,10 @@ def replica_row(heartbeats: list[ReplicaStatus], now: int, stage: StageStatus | 
         "host": last.host,
         "pid": last.pid,
         "reserved": list(last.reserved),
-        "group": stage.group if grouped and stage is not None else None,
-        "leads": bool(grouped and stage is not None and stage.leads),
-        "layers": [stage.first, stage.end] if grouped and stage is not None else None,
-        "refusal": stage.refusal if stage is not None and stage.incarnation == last.incarnation else "",
+        "group": grouped and grouped.group,
+        "leads": grouped is not None and grouped.leads,
+        "layers": grouped and [grouped.first, grouped.end],
+        "refusal": own.refusal if own is not None else "",
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,8 +13,7 @@ import typer
 from infra.name_lookup import suggest_name
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, ColourOption, JsonOption, ModelOption, RunClient
-from pipelines.cli.trajectory import model_of
-from pipelines.inspect.run_folders import config_file
+from pipelines.cli.trajectory import model_of, settings_of
 from pipelines.present.output import Report, Texts
 from schemas.records.versions import NAMES
 
@@ -94,10 +92,9 @@ def samples(
         pair = (versions[0], versions[1]) if len(versions) == 2 else None
         found = compare_versions(connection.client, connection.run, wanted, pair)
         if found is None or not found.changes:
-            hint = _compare_hint(heldout, address)
-            raise RuntimeError(
-                f"{_nothing(connection, wanted, address.folder)} by two versions to the same question: {hint}"
-            )
+            nothing = _nothing(connection, wanted, address.folder)
+            hint = "try --training" if heldout is None else f"`{address.command('weights list')}` shows the versions"
+            raise RuntimeError(f"{nothing} by two versions to the same question: {hint}")
         most = count or DEFAULT_CHANGES
         return (
             Report(comparison_json(found, most, style.model), str, True)
@@ -146,8 +143,7 @@ def _versions(connection: RunClient, names: list[str]) -> list[PolicyVersion]:
 
 def _known_tasks(task: str, folder: Path | None) -> str:
     """Return the nearest task of the run's configuration, or all of them, in parentheses; empty if `task` is one."""
-    file = None if folder is None else config_file(folder)
-    tasks = [] if file is None else tomllib.loads(file.read_text("utf-8")).get("prompts", {}).get("tasks", [])
+    tasks = (settings_of(folder) or {}).get("prompts", {}).get("tasks", [])
     names = [each.get("name") or each.get("task", "") for each in tasks]
     return "" if task in names or not names else f" ({suggest_name(task, names).removeprefix('; ')})"
 
@@ -158,7 +154,3 @@ def _nothing(connection: RunClient, wanted: SampleFilter, folder: Path | None) -
     parts += [f"of version {' or '.join(map(str, sorted(wanted.versions)))}"] if wanted.versions else []
     parts += [f"of prompt {' or '.join(sorted(wanted.groups))}"] if wanted.groups else []
     return " ".join([f"run {connection.run} has no scored {kind}samples", *parts])
-
-
-def _compare_hint(heldout: bool | None, address: Address) -> str:
-    return "try --training" if heldout is None else f"`{address.command('weights list')}` shows the versions"

@@ -135,13 +135,7 @@ def simulate(
         if name not in SHAPES:
             known = ", ".join(SHAPES)
             raise typer.BadParameter(f"there is no shape {name!r}; choose from {known}", param_hint="--shape")
-    one = (
-        replay is not None
-        or timeline
-        or until is not None
-        or step is not None
-        or (perfetto is not None and count is None)
-    )
+    one = timeline or (replay, until, step) != (None, None, None) or (perfetto is not None and count is None)
     if one and count is not None:
         reason = "it plays many histories: leave out --replay, --timeline, --until, --step"
         raise typer.BadParameter(reason, param_hint="--explore")
@@ -182,7 +176,9 @@ def _one(
     history = play(drawn, record_events=True, until=ends, step_s=every, at_step=show)
     _write(history, perfetto, save)
     data = {**to_json(history), "events": [list(event) for event in history.events], "state": history.state}
-    return Report(data, lambda: "\n".join([*lines(history, shown), *_outcome(history)]), json, _exit_code(history))
+    return Report(
+        data, lambda: "\n".join([*lines(history, shown), *_outcome(history)]), json, int(history.failure is not None)
+    )
 
 
 def _write(history: SimulatedHistory, perfetto: Path | None, save: Path | None) -> None:
@@ -233,7 +229,3 @@ def _outcome(history: SimulatedHistory) -> Iterator[str]:
         yield f"  {fault}"
     yield from history.state
     yield "no invariant was violated" if history.failure is None else f"VIOLATED: {history.failure}"
-
-
-def _exit_code(history: SimulatedHistory) -> int:
-    return 0 if history.failure is None else 1

@@ -71,26 +71,25 @@ def _tokens(history: TrajectoryHistory, model: Path | None) -> Tokens | None:
 
 def model_of(folder: Path | None) -> Path | None:
     """Return the initial model of the run in `folder`; None if there is none."""
+    settings = settings_of(folder)
+    return None if settings is None else Path(settings.get("model", {}).get("path", ""))
+
+
+def settings_of(folder: Path | None) -> dict[str, Any] | None:
+    """Return the configuration of the run in `folder` as it is written; None if there is none."""
     file = None if folder is None else config_file(folder)
-    if file is None:
-        return None
-    return Path(tomllib.loads(file.read_text(encoding="utf-8")).get("model", {}).get("path", ""))
+    return None if file is None else tomllib.loads(file.read_text(encoding="utf-8"))
 
 
 def _to_json(name: str, history: TrajectoryHistory, tokens: Tokens | None) -> dict[str, Any]:
+    turns = turns_of(event.record for event in history.events)
     return {
         "trajectory": name,
         "outcome": describe_outcome(history),
-        "turns": _turns_json(history),
+        "turns": turns_to_plain(turns) if turns else None,
         "events": [{**event._asdict(), "record": to_plain(event.record)} for event in history.events],
         "tokens": None if tokens is None else tokens._asdict(),
     }
-
-
-def _turns_json(history: TrajectoryHistory) -> dict[str, Any] | None:
-    """The turns of an agent and their times; None for other trajectories."""
-    found = turns_of(event.record for event in history.events)
-    return turns_to_plain(found) if found else None
 
 
 def _texts(

@@ -104,9 +104,8 @@ def verify(
     from pipelines.run.weight_bytes import verify as verify_bytes
 
     connection, (manifest,) = _find([version], address)
-    with existing_store(
-        store_root(connection.run, _config(address.folder), store), address.command("weights list")
-    ) as opened:
+    root = store_root(connection.run, _config(address.folder), store)
+    with existing_store(root, address.command("weights list")) as opened:
         rows = verify_bytes(opened, manifest)
     differs = any(not row["matches"] for row in rows)
     columns = ("check", "manifest", "store", "matches")
@@ -142,7 +141,7 @@ def diff(
     except VersionGone:
         if config is None:
             raise
-        places = weight_places(Manifests(connection.client, connection.run).readable(), connection.run, address.folder)
+        places = _places(connection, address)
         with TemporaryDirectory() as pulled:
             folders = [Path(pulled, name) for name in ("old", "new")]
             for each, folder in zip((before, after), folders, strict=True):
@@ -191,10 +190,9 @@ def pull(
     connection, (manifest,) = _find([version], address)
     config = _config(address.folder)
     base = model or (Path(config.model.path) if config is not None else Path())
-    manifests = Manifests(connection.client, connection.run).readable()
-    places = weight_places(manifests, connection.run, address.folder, store)
+    places = _places(connection, address, store)
     if adapter:
-        return _pull_adapters(address, places, manifest, base, folder, as_json=json)
+        return _pull_adapters(config, places, manifest, base, folder, as_json=json)
     source = _pull_here(store_root(connection.run, config, store), manifest, config, places, base, folder)
     if source is None:
         from operators.relay.config import RelayConfig
@@ -224,11 +222,10 @@ def _pull_here(
 
 
 def _pull_adapters(
-    address: Address, places: Places, manifest: WeightVersion, base: Path, folder: Path, *, as_json: bool
+    config: Config | None, places: Places, manifest: WeightVersion, base: Path, folder: Path, *, as_json: bool
 ) -> Report:
     from pipelines.run.weight_copies import pull_adapters
 
-    config = _config(address.folder)
     if config is None:
         raise typer.BadParameter("--adapter needs the folder of the run, which this machine does not have")
     version = str(manifest.version)
@@ -260,13 +257,10 @@ def publish(
     manifests = Manifests(connection.client, connection.run)
     newest = manifests[max(manifests)] if manifests else None
     root = store_root(connection.run, config, store)
-    version = publish_bytes(
-        connection.run, connection.client, root, relay.keep_versions, newest, folder, relay.chunk_bytes
-    )
+    run, client = connection.run, connection.client
+    version = publish_bytes(run, client, root, relay.keep_versions, newest, folder, relay.chunk_bytes)
     data = {"version": str(version), "store": str(root)}
-    return Report(
-        data, lambda: f"published {folder} as version {version} of run {connection.run}, in {root}", as_json=json
-    )
+    return Report(data, lambda: f"published {folder} as version {version} of run {run}, in {root}", as_json=json)
 
 
 def _find(versions: list[str], address: Address) -> tuple[RunClient, list[WeightVersion]]:
@@ -301,6 +295,12 @@ def _config(folder: Path | None) -> Config | None:
 
     file = None if folder is None else config_file(folder)
     return None if file is None else load_config(file)
+
+
+def _places(connection: RunClient, address: Address, store: Path | None = None) -> Places:
+    """Return where this machine has the versions of the run."""
+    manifests = Manifests(connection.client, connection.run).readable()
+    return weight_places(manifests, connection.run, address.folder, store)
 
 
 def _available(places: Places) -> str:

@@ -72,14 +72,9 @@ def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
 
 
-def with_table(text: str, name: str = "topics") -> str:
-    """Return `text` with table `name` between its markers. Raises ValueError if they are missing."""
-    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-    before, found, rest = text.partition(begin)
-    _, found_end, after = rest.partition(end)
-    if not (found and found_end):
-        raise ValueError(f"the text has no markers {begin} ... {end}")
-    return f"{before}{begin}\n{TABLES[name]()}\n{end}{after}"
+def marked(name: str) -> str:
+    """Return table `name` between the markers that it has in documents."""
+    return f"<!-- {name} -->\n{TABLES[name]()}\n<!-- /{name} -->"
 
 
 def _topic_row(topic: Topic) -> tuple[str, ...]:
@@ -101,4 +96,4 @@ def _writers_row(topic: Topic) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    print_escaped("\n\n".join(f"<!-- {name} -->\n{table()}\n<!-- /{name} -->" for name, table in TABLES.items()))
+    print_escaped("\n\n".join(map(marked, TABLES)))

@@ -124,14 +124,14 @@ def turn_lines(found: EpisodeTurns) -> Iterator[str]:
         f"turns: {len(found.turns)}; {times.model:.2f} s in requests, {times.agent:.2f} s between them (tools), "
         f"{times.waiting:.2f} s before the first"
     )
-    for node in found.turns:
-        yield _line(node)
+    yield from map(_line, found.turns)
 
 
 def _line(node: TurnNode) -> str:
     after = "new conversation" if node.after is None else f"after {node.after}"
     took = "not answered" if node.seconds is None else f"{node.response_tokens} drawn in {node.seconds:.2f} s"
-    ending = "" if node.finish_reason in (None, "stop") else f" ({node.finish_reason}{_because(node)})"
+    because = f": {_cut(node.error)}" if node.error else ""
+    ending = "" if node.finish_reason in (None, "stop") else f" ({node.finish_reason}{because})"
     asked = " ".join(f"[{_cut(each.get('role'))}] {_cut(each.get('content'))}" for each in node.messages[-1:])
     indent = "  " * node.depth
     reward = "" if node.reward is None else f"  (conversation's reward {node.reward:g})"
@@ -139,10 +139,6 @@ def _line(node: TurnNode) -> str:
     return (
         f"  {node.number:>3} {node.start_s:>8.3f} s  {indent}{after}: {tokens}  {asked}{_answer(node)}{reward}".rstrip()
     )
-
-
-def _because(node: TurnNode) -> str:
-    return f": {_cut(node.error)}" if node.error else ""
 
 
 def _answer(node: TurnNode) -> str:

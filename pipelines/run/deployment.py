@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from infra.deploy.compose import compose_file
@@ -28,7 +28,7 @@ EXAMPLE = Path("examples/deployed.toml")
 _CPUS: Mapping[str, float] = {"rollout": 4.0, "trainer": 8.0}
 """Processors of a container; 1 for all others."""
 _AGENT_GIB = 0.25
-"""A program of an agent, beside the process that starts it."""
+"""A program of an agent, of those that run at once, beside the process that starts them."""
 _WITH_WEIGHTS = ("rollout", "trainer", "relay")
 _VOLUME: Mapping[str, VolumeUse] = {"trainer": "write", "placement": "none", "relay": "none"}
 """The use of the volume: the trainer writes checkpoints, all others read the model, data or code."""
@@ -93,7 +93,11 @@ def units_of(config: Config) -> list[Unit]:
     return [_grouped(config, unit) for unit in units]
 
 
-def _unit(config: Config, name: str, count: int, memory: HostMemory) -> Unit:
+def _unit(config: Config, name: str, count: int, memory: Mapping[str, int]) -> Unit:
+    agents, autoscaling = config.agents, config.autoscaling
+    programs = agents.concurrency * _AGENT_GIB if name == AGENTS and agents is not None and agents.runs_here else 0.0
+    gib = memory.get(name, PROCESS_GIB) + math.ceil(programs)
+    scales_pods = name == AUTOSCALER and autoscaling is not None and autoscaling.actuator == "kubernetes"
     on_gpus = config.trainer.device.startswith("cuda")
     rollouts_too = on_gpus or config.rollout.engine == "vllm"
     gpus = {"trainer": int(on_gpus), "rollout": config.rollout.tensor_parallel * rollouts_too}
@@ -102,27 +106,16 @@ def _unit(config: Config, name: str, count: int, memory: HostMemory) -> Unit:
         count,
         placement=_placement(name, count),
         cpus=config.deploy.cpus.get(name, _CPUS.get(name, 1.0)),
-        memory_gib=config.deploy.memory_gib.get(name, memory.of(name) + (_agents_gib(config) if name == AGENTS else 0)),
+        memory_gib=config.deploy.memory_gib.get(name, gib),
         gpus=0 if config.emulated else gpus.get(name, 0),
         weights=name in _WITH_WEIGHTS and not config.emulated,
         volume=_VOLUME.get(name, "read"),
-        scales="rollout" if name == AUTOSCALER and _scales_pods(config) else "",
+        scales="rollout" if scales_pods else "",
         grace_s=max(Unit.grace_s, math.ceil(config.rollout.termination_notice_s))
         if name == "rollout"
         else Unit.grace_s,
         port=config.gateway.port if name == GATEWAY and config.gateway is not None else 0,
     )
-
-
-def _agents_gib(config: Config) -> int:
-    """GiB of the programs of the agents that run at once."""
-    agents = config.agents
-    return math.ceil(agents.concurrency * _AGENT_GIB) if agents is not None and agents.runs_here else 0
-
-
-def _scales_pods(config: Config) -> bool:
-    """Whether the autoscaler changes the number of pods of the rollouts."""
-    return config.autoscaling is not None and config.autoscaling.actuator == "kubernetes"
 
 
 def _placement(name: str, count: int) -> Placement:
@@ -154,34 +147,23 @@ PROCESS_GIB = 2
 _WITHOUT_MODEL: Mapping[str, int] = {"rollout": 16, "trainer": 32, "relay": 8}
 
 
-@dataclass(frozen=True)
-class HostMemory:
-    """GiB of one process by role."""
-
-    roles: Mapping[str, int] = field(default_factory=dict)
-
-    def of(self, role: str) -> int:
-        """GiB of one process of `role`."""
-        return self.roles.get(role, PROCESS_GIB)
-
-
 def model_copy(config: Config) -> Path | None:
     """The model's files on this machine; None if they are not here."""
     folder = Path(config.deploy.model_folder or config.model.path or "/")
     return folder if (folder / "config.json").is_file() else None
 
 
-def host_memory(config: Config) -> HostMemory:
-    """The memory of each role's process. Raises ValueError if the model's files are invalid.
+def host_memory(config: Config) -> Mapping[str, int]:
+    """GiB of one process by role; PROCESS_GIB for all others. Raises ValueError if the model's files are invalid.
 
     A machine's weight versions count for the relay and for the trainer: a page of the store is charged to the container
     that writes it. A rollout holds a copy of the weights while it loads them; on a CPU it also has the KV cache.
     """
     folder = model_copy(config)
     if config.emulated:
-        return HostMemory()
+        return {}
     if folder is None:
-        return HostMemory(_WITHOUT_MODEL)
+        return _WITHOUT_MODEL
     shape = shape_of(folder)
     weights = shape.parameters * ELEMENT_BYTES[config.rollout.weights_dtype]
     stored = weights * (config.relay.keep_versions + 1)
@@ -194,9 +176,5 @@ def host_memory(config: Config) -> HostMemory:
     rollout = config.rollout
     capacity = rollout.kv_capacity or rollout.most_slots * (rollout.context or 4096)
     kv = 0 if on_gpu else kv_values(readable_config(folder)) * capacity * ELEMENT_BYTES[rollout.weights_dtype]
-    sizes = {
-        "relay": stored,
-        "trainer": stored + rank,
-        "rollout": weights + kv + config.rollout.kv_megabytes * 10**6,
-    }
-    return HostMemory({role: PROCESS_GIB + math.ceil(size / GIB) for role, size in sizes.items()})
+    sizes = {"relay": stored, "trainer": stored + rank, "rollout": weights + kv + rollout.kv_megabytes * 10**6}
+    return {role: PROCESS_GIB + math.ceil(size / GIB) for role, size in sizes.items()}

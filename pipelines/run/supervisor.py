@@ -227,10 +227,7 @@ class Supervisor:
         while self._fleet.members[TRIAL].wanted:
             self._read_check()
             self._tick()
-        code = self._fleet.members.pop(TRIAL).code
-        if code:
-            log = self.folder / LOGS / f"{TRIAL}.log"
-            raise RoleFailed(f"the check of prompts, rewards and environments failed: {last_line(log)} (see {log})")
+        self._end_job(TRIAL, "the check of prompts, rewards and environments failed")
         found = read_trial(self.folder / RESULT_FILE)
         for warning in found.warnings:
             self.view.note(f"warning: {warning}")
@@ -251,14 +248,17 @@ class Supervisor:
             self._use_warm_start()
             return
         self._fleet.run_job("warm-start")
-        while (job := self._fleet.members["warm-start"]).wanted:
+        while self._fleet.members["warm-start"].wanted:
             self._tick()
             self._read_warm_start_progress()
-        if job.code:
-            log = self.folder / LOGS / "warm-start.log"
-            raise RoleFailed(f"the warm start failed: {last_line(log)} (see {log})")
-        del self._fleet.members["warm-start"]
+        self._end_job("warm-start", "the warm start failed")
         self._use_warm_start()
+
+    def _end_job(self, name: str, failed: str) -> None:
+        """Forget a job that has ended. Raises RoleFailed with what `failed` if it did."""
+        if self._fleet.members.pop(name).code:
+            log = self.folder / LOGS / f"{name}.log"
+            raise RoleFailed(f"{failed}: {last_line(log)} (see {log})")
 
     def _use_warm_start(self) -> None:
         folder = self._read_warm_start_progress()["folder"]

@@ -22,7 +22,7 @@ from infra.models.chat import ChatTokenizer, ConversationTokenizer, continuation
 from infra.models.sizes import vocabulary_size
 from operators.agents.function_server import load_function
 from operators.autoscaler.policies import make_policy
-from operators.prompts.config import PromptsConfig, TaskConfig
+from operators.prompts.config import TaskConfig
 from operators.prompts.question import Question, UnusableRow
 from operators.prompts.refused_rows import estimate_refused, refusal_kind
 from operators.prompts.rendering import PromptTooLong, render
@@ -179,7 +179,9 @@ def _check_prompts(config: Config, found: TrialResult, started: Started) -> list
     except (ValueError, OSError) as error:
         found.add_problem(f"prompts: {error}")
         try:
-            sources = open_tasks(_without_heldout(config.prompts))  # rewards and environments need a prompt
+            tasks = tuple(replace(task, heldout=0, heldout_path="") for task in config.prompts.tasks)
+            # rewards and environments need a prompt
+            sources = open_tasks(replace(config.prompts, heldout=0, heldout_path="", tasks=tasks))
         except (ValueError, OSError) as second:
             reason = getattr(error, "reason", "")
             if reason and reason == getattr(second, "reason", ""):  # of held-out rows and of those to train
@@ -262,11 +264,6 @@ def _check_capacity(config: Config, context: int, found: TrialResult) -> None:
             f"rollout.kv_capacity = {capacity} tokens cannot hold one context of {context} (rollout.context, else the "
             f"model's): leave it out, or set it to {least} or more, the tokens that a replica may hold at once"
         )
-
-
-def _without_heldout(prompts: PromptsConfig) -> PromptsConfig:
-    tasks = tuple(replace(task, heldout=0, heldout_path="") for task in prompts.tasks)
-    return replace(prompts, heldout=0, heldout_path="", tasks=tasks)
 
 
 def _model(config: Config, started: Started) -> tuple[ConversationTokenizer | None, int, int | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +92,8 @@ def _differences(old: TensorsByName, new: TensorsByName) -> list[Row]:
         elements = int(np.prod(spec.shape))
         width = len(data) // max(1, elements)
         changed = (data != old[name][1]).reshape(-1, max(1, width)).any(axis=1).sum()
-        rows.append(
-            {"tensor": name, "elements": elements, "changed": int(changed), "share": float(changed) / max(1, elements)}
-        )
+        share = float(changed) / max(1, elements)
+        rows.append({"tensor": name, "elements": elements, "changed": int(changed), "share": share})
     return sorted(rows, key=lambda row: -row["share"])
 
 
@@ -107,11 +106,8 @@ def pull_from_store(root: Path, manifest: WeightVersion, model: Path, folder: Pa
     if not root.is_dir():
         return None
     try:
-        with (
-            WeightStore(root) as store,
-            store.read(manifest.version, manifest.blake3) as data,
-            _beside(model, folder) as file,
-        ):
+        version = manifest.version, manifest.blake3
+        with WeightStore(root) as store, store.read(*version) as data, _beside(model, folder) as file:
             file.write_bytes(data)
     except VersionGone:
         return None
@@ -182,29 +178,20 @@ def publish(
         raise ValueError(
             f"the weights in {folder} are not of this run's model; different tensors: {', '.join(different)}"
         )
-    before = PolicyVersion(0, 0) if newest is None else newest.version
+    parent = None if newest is None else newest.version
+    before = parent or PolicyVersion(0, 0)
     version = PolicyVersion(before.epoch, before.number + 1)
     producer = BoundedProducer(client)
-    try:
-        with WeightStore(root, keep) as store:
-            publisher = Publisher(
-                store,
-                ManifestLog(producer, run),
-                specs,
-                None if newest is None else newest.version,
-                chunk_bytes=chunk_bytes,
-            )
-            try:
-                publisher.publish(
-                    {name: data for name, (_, data) in tensors.items()},
-                    version,
-                    step=0 if newest is None else newest.step,
-                    batches=(),
-                    batch_offsets=() if newest is None else newest.batch_offsets,
-                    trajectories_trained=0 if newest is None else newest.trajectories_trained,
-                )
-            finally:
-                publisher.close()
-    finally:
-        producer.close(timeout_s=5)
+    with ExitStack() as stack:
+        stack.callback(producer.close, timeout_s=5)
+        store, log = stack.enter_context(WeightStore(root, keep)), ManifestLog(producer, run)
+        publisher = stack.enter_context(closing(Publisher(store, log, specs, parent, chunk_bytes=chunk_bytes)))
+        publisher.publish(
+            {name: data for name, (_, data) in tensors.items()},
+            version,
+            step=0 if newest is None else newest.step,
+            batches=(),
+            batch_offsets=() if newest is None else newest.batch_offsets,
+            trajectories_trained=0 if newest is None else newest.trajectories_trained,
+        )
     return version

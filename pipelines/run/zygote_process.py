@@ -69,15 +69,9 @@ class ZygoteProcess:
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Stop it, and its roles with it."""
         self._close_input()
-        try:
-            if not self.ready:
-                self._process.kill()  # it has no roles yet, and does not read its input before its imports are done
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()  # its roles die with it
-            self._process.wait()
-        self._close_output()
-        shutil.rmtree(self._temporary_folder, ignore_errors=True)
+        if not self.ready:
+            self._process.kill()  # it has no roles yet, and does not read its input before its imports are done
+        self._end(timeout_s)
 
     def reap(self) -> int:
         """Wait until an ended zygote and its roles are gone. Returns its exit code, negative for a signal.
@@ -91,12 +85,16 @@ class ZygoteProcess:
                 with suppress(psutil.NoSuchProcess):
                     process.send_signal(signal.SIGKILL)
             time.sleep(_CHECK_EVERY_S)
+        return self._end(CLOSE_S)
+
+    def _end(self, timeout_s: float) -> int:
         try:
-            code = self._process.wait(CLOSE_S)
+            code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._process.kill()  # its roles die with it
             code = self._process.wait()
-        self._close_output()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
         shutil.rmtree(self._temporary_folder, ignore_errors=True)
         return code
 
@@ -104,10 +102,6 @@ class ZygoteProcess:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
-
-    def _close_output(self) -> None:
-        assert self._process.stdout is not None
-        self._process.stdout.close()
 
 
 def temporary_folder(logs: Path) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
+from random import Random
 
 from infra.kafka.simulated_clients import SimulatedClients
 from infra.kafka.simulated_consumer import CommitSignals
@@ -269,7 +270,9 @@ class World:
 
     def _inject(self, fault: Fault) -> None:
         self.event(fault.role, f"fault {fault.kind} for {fault.seconds:.1f} s")
-        role = self.roles[fault.role]
+        role, now = self.roles[fault.role], self.scheduler.now
+        draws = self.streams.of("fault", str(fault.number))
+        disturb = partial(RequestFaults, fault.role, now, now + fault.seconds, draws=draws)
         match fault.kind:
             case "kill":
                 role.kill(min(fault.seconds, 3.0))
@@ -278,42 +281,36 @@ class World:
             case "replace":
                 role.replace(fault.seconds)
             case "requests":
-                draws = self.streams.of("fault", str(fault.number))
                 kinds = tuple(draws.sample(REQUEST_FAULTS, draws.randint(1, 3)))
-                share = draws.choice((0.05, 0.2, 0.6))
-                end, only = self.scheduler.now + fault.seconds, self.streams.of("fault", str(fault.number), "only")
+                share, only = draws.choice((0.05, 0.2, 0.6)), self.streams.of("fault", str(fault.number), "only")
                 by_request = only.choice(ONLY) if only.random() < ONLY_SHARE else {}
-                faults = RequestFaults(
-                    fault.role, self.scheduler.now, end, kinds, 0.5 if by_request else share, draws, by_request
-                )
-                self.network.faults.append(faults)
+                share = 0.5 if by_request else share
+                self.network.faults.append(disturb(kinds=kinds, share=share, by_request=by_request))
             case "cut":
-                draws = self.streams.of("fault", str(fault.number))
-                end = self.scheduler.now + fault.seconds
-                self.network.faults.append(RequestFaults(fault.role, self.scheduler.now, end, ("lost",), 1.0, draws))
+                self.network.faults.append(disturb(kinds=("lost",), share=1.0))
             case "stop":
                 role.stop()
             case "notice":
                 role.give_notice(fault.seconds)
             case "move_coordinator":
-                draws, end = self.streams.of("fault", str(fault.number)), self.scheduler.now + fault.seconds
-                moved = RequestFaults(
-                    fault.role, self.scheduler.now, end, (), 1.0, draws, dict.fromkeys(OF_COORDINATORS, "moved")
-                )
-                self.network.faults.append(moved)
+                of_coordinators = disturb(kinds=(), share=1.0, by_request=dict.fromkeys(OF_COORDINATORS, "moved"))
+                self.network.faults.append(of_coordinators)
             case "markers":
-                self._delay_markers(fault)
+                self._delay_markers(now + fault.seconds, draws)
             case "drain":
                 self._drain(role)
             case "pause_run":
                 self._pause_run(True)
                 self.scheduler.after(fault.seconds, lambda: self._pause_run(False))
             case "slow":
-                role.slow_until = self.scheduler.now + fault.seconds
-            case "links":
-                self._disturb_link(role, fault)
-            case "restart_host":
-                self._restart_host(role, fault.seconds)
+                role.slow_until = now + fault.seconds
+            case "links" | "restart_host" if self.hosts and (host := self.hosts.host_of(role.name)) is not None:
+                if fault.kind == "links":
+                    for kind in draws.sample(LINK_FAULTS, draws.randint(1, 2)):
+                        self.event(role.name, f"the link of {host} is {kind}")
+                        self.hosts.network.faults.append(LinkFault(host, now, now + fault.seconds, kind))
+                else:
+                    self._restart_host(self.hosts, host, fault.seconds)
             case "trim":
                 process = SimulatedProcess(self.scheduler, "trim", self._trim_ended)
                 start_trim(process, self.cluster, self.config.run.name, partial(self.event, "trim"))
@@ -328,8 +325,7 @@ class World:
                     share = 1.0 if each is role else self.streams.of(name, fault.kind.removesuffix("_run")).random()
                     each.start_in(fault.seconds * share)
 
-    def _delay_markers(self, fault: Fault) -> None:
-        draws, end = self.streams.of("fault", str(fault.number)), self.scheduler.now + fault.seconds
+    def _delay_markers(self, end: float, draws: Random) -> None:
         most = draws.choice((0.05, 0.5, 4.0))
 
         def later(write: Callable[[], None]) -> None:
@@ -350,20 +346,7 @@ class World:
                 self.roles[each.role.name].wiring = each
         return later is not None
 
-    def _disturb_link(self, role: SimulatedRole, fault: Fault) -> None:
-        host = None if self.hosts is None else self.hosts.host_of(role.name)
-        if self.hosts is None or host is None:
-            return
-        draws, now = self.streams.of("fault", str(fault.number)), self.scheduler.now
-        for kind in draws.sample(LINK_FAULTS, draws.randint(1, 2)):
-            self.event(role.name, f"the link of {host} is {kind}")
-            self.hosts.network.faults.append(LinkFault(host, now, now + fault.seconds, kind))
-
-    def _restart_host(self, role: SimulatedRole, seconds: float) -> None:
-        hosts = self.hosts
-        host = None if hosts is None else hosts.host_of(role.name)
-        if hosts is None or host is None:
-            return
+    def _restart_host(self, hosts: SimulatedHosts, host: str, seconds: float) -> None:
         on_it = [each for name, each in self.roles.items() if hosts.host_of(name) == host]
         for each in on_it:
             each.end()

@@ -19,6 +19,7 @@ from pipelines.present.plots import (
     timeline,
 )
 from pipelines.present.report.series import (
+    Batch,
     batches,
     components_of,
     evaluations,
@@ -66,15 +67,12 @@ def charts(metrics: Sequence[Metric], summary: Mapping[str, Any]) -> list[Chart]
 
 def reward(metrics: Sequence[Metric]) -> Chart:
     """Return the training reward over trained trajectories."""
-    points = [
-        (each.cumulative, each.values["reward/mean"]) for each in batches(metrics) if "reward/mean" in each.values
-    ]
+    points = _points(batches(metrics), "reward/mean")
     lines = [
         Line("mean of a batch", points, 0, faint=True),
         Line(f"mean over {SMOOTHING} steps", smoothed(points, SMOOTHING), 0),
     ]
-    title = "Mean reward"
-    return Chart(title, line_plot(title, lines, _TRAJECTORIES, Axis("mean reward", _two)))
+    return _lines("Mean reward", lines, _TRAJECTORIES, Axis("mean reward", _two))
 
 
 def held_out(metrics: Sequence[Metric], best: float | None) -> Chart:
@@ -85,10 +83,8 @@ def held_out(metrics: Sequence[Metric], best: float | None) -> Chart:
         Line("sampled", [(each.version, each.sampled) for each in results if each.sampled is not None], 1, dots=True),
     ]
     levels = [Level(f"best supervised checkpoint, greedy: {best:.2f}", best)] if best is not None else []
-    title, x = "Accuracy on held-out questions", Axis("weight version", lambda value: f"{value:.0f}", low=0)
-    svg = line_plot(title, lines, x, Axis("accuracy", _two, low=0, high=1), levels)
-    note = "The dashed line is the best accuracy of supervised learning alone, in the warm start."
-    return Chart(title, svg, note if levels else "")
+    note = "The dashed line is the best accuracy of supervised learning alone, in the warm start." if levels else ""
+    return _lines("Accuracy on held-out questions", lines, _VERSIONS, _ACCURACY, levels, note)
 
 
 def tasks(metrics: Sequence[Metric]) -> list[Chart]:
@@ -98,30 +94,24 @@ def tasks(metrics: Sequence[Metric]) -> list[Chart]:
         return []
     rewards, accuracies = [], []
     for colour, (task, own) in enumerate(trained.items()):
-        points = [(each.cumulative, each.values["reward/mean"]) for each in own if "reward/mean" in each.values]
-        rewards.append(Line(task, smoothed(points, SMOOTHING), colour))
+        rewards.append(Line(task, smoothed(_points(own, "reward/mean"), SMOOTHING), colour))
         measured = [(each.version, each.by_task[task]) for each in found if task in each.by_task]
         accuracies.append(Line(task, measured, colour, dots=True))
-    titles = "Mean reward by task", "Held-out accuracy by task, greedy"
-    versions = Axis("weight version", _whole, low=0)
+    x = Axis("trajectories of the task", count, low=0)
     return [
-        Chart(
-            titles[0],
-            line_plot(titles[0], rewards, Axis("trajectories of the task", count, low=0), Axis("mean reward", _two)),
-        ),
-        Chart(titles[1], line_plot(titles[1], accuracies, versions, Axis("accuracy", _two, low=0, high=1))),
+        _lines("Mean reward by task", rewards, x, Axis("mean reward", _two)),
+        _lines("Held-out accuracy by task, greedy", accuracies, _VERSIONS, _ACCURACY),
     ]
 
 
 def components(metrics: Sequence[Metric]) -> list[Chart]:
     """Return the means of the reward components; no chart if there is only one."""
-    title = "Reward by component, before weighting"
-    lines = []
-    for colour, (name, trained) in enumerate(components_of(metrics).items()):
-        points = [(each.cumulative, each.values[COMPONENT_MEAN]) for each in trained if COMPONENT_MEAN in each.values]
-        lines.append(Line(name, smoothed(points, SMOOTHING), colour))
+    lines = [
+        Line(name, smoothed(_points(trained, COMPONENT_MEAN), SMOOTHING), colour)
+        for colour, (name, trained) in enumerate(components_of(metrics).items())
+    ]
     x = Axis("trajectories with the component", count, low=0)
-    return [Chart(title, line_plot(title, lines, x, Axis("mean", _two)))] if lines else []
+    return [_lines("Reward by component, before weighting", lines, x, Axis("mean", _two))] if lines else []
 
 
 def staleness(metrics: Sequence[Metric], when: str = "staleness", title: str = "Staleness at training") -> Chart:
@@ -137,20 +127,18 @@ def response_length(metrics: Sequence[Metric]) -> Chart:
     """Return the response length over trained trajectories."""
     trained = batches(metrics)
     lines = [
-        Line(label, [(each.cumulative, each.values[key]) for each in trained if key in each.values], colour)
+        Line(label, _points(trained, key), colour)
         for colour, (label, key) in enumerate((("mean", "response_length/mean"), ("longest", "response_length/max")))
     ]
-    title = "Response length"
-    return Chart(title, line_plot(title, lines, _TRAJECTORIES, Axis("tokens", count, low=0)))
+    return _lines("Response length", lines, _TRAJECTORIES, Axis("tokens", count, low=0))
 
 
 def trained_per_second(metrics: Sequence[Metric]) -> Chart:
     """Return trajectories trained per second, over time."""
     start = _start(metrics)
     rates = _rates([((each.at - start) / 1000, each.cumulative) for each in batches(metrics)])
-    title = "Trajectories trained per second"
-    svg = line_plot(title, [Line(f"over {RATE_WINDOW} steps", rates, 0)], _TIME, Axis("per second", count, low=0))
-    return Chart(title, svg)
+    lines = [Line(f"over {RATE_WINDOW} steps", rates, 0)]
+    return _lines("Trajectories trained per second", lines, _TIME, Axis("per second", count, low=0))
 
 
 def generated_per_second(metrics: Sequence[Metric]) -> Chart:
@@ -185,7 +173,7 @@ def _by_replica(title: str, series: Mapping[int, Points], y: Axis) -> Chart:
         rows = {str(replica): points for replica, points in sorted(series.items())}
         return Chart(title, heat_map(title, rows, _TIME, y), "A row for each replica, by its index.")
     lines = [Line(f"replica {replica}", points, replica) for replica, points in sorted(series.items())]
-    return Chart(title, line_plot(title, lines, _TIME, y))
+    return _lines(title, lines, _TIME, y)
 
 
 def lag(metrics: Sequence[Metric]) -> Chart:
@@ -198,20 +186,18 @@ def lag(metrics: Sequence[Metric]) -> Chart:
                 behind[short_name].append(((metric.measured_at - start) / 1000, records))
     late = {short_name: points for short_name, points in behind.items() if any(records for _, records in points)}
     lines = [Line(short_name, points, colour) for colour, (short_name, points) in enumerate(late.items())]
-    title = "Lag by topic, in records"
-    return Chart(title, line_plot(title, lines, _TIME, Axis("records", count, low=0)))
+    return _lines("Lag by topic, in records", lines, _TIME, Axis("records", count, low=0))
 
 
 def divergence(metrics: Sequence[Metric]) -> Chart:
     """Return the KL divergence from the generating policies to the trained one, and entropy, over optimizer steps."""
-    lines = []
-    for colour, (label, key) in enumerate((("KL to the generating policy", "kl/mismatch"), ("entropy", "entropy"))):
-        points = [
-            (float(each.step), each.values[key]) for each in newest_by_step(metrics, "trainer") if key in each.values
-        ]
-        lines.append(Line(label, points, colour))
-    title = "Policy: divergence and entropy"
-    return Chart(title, line_plot(title, lines, Axis("optimizer step", _whole), Axis("nats per token", _short, low=0)))
+    trained = newest_by_step(metrics, "trainer")
+    lines = [
+        Line(label, [(float(each.step), each.values[key]) for each in trained if key in each.values], colour)
+        for colour, (label, key) in enumerate((("KL to the generating policy", "kl/mismatch"), ("entropy", "entropy")))
+    ]
+    x, y = Axis("optimizer step", _whole), Axis("nats per token", lambda value: f"{value:.3g}", low=0)
+    return _lines("Policy: divergence and entropy", lines, x, y)
 
 
 def phases(spans: Mapping[str, float]) -> Chart:
@@ -219,6 +205,15 @@ def phases(spans: Mapping[str, float]) -> Chart:
     named = [(name.replace("_", " "), seconds) for name, seconds in spans.items() if seconds > 0]
     title = "Phases"
     return Chart(title, timeline(title, named, clock))
+
+
+def _lines(title: str, lines: Sequence[Line], x: Axis, y: Axis, levels: Sequence[Level] = (), note: str = "") -> Chart:
+    return Chart(title, line_plot(title, lines, x, y, levels), note)
+
+
+def _points(trained: Sequence[Batch], key: str) -> list[tuple[float, float]]:
+    """Return the value `key` over the trained trajectories."""
+    return [(each.cumulative, each.values[key]) for each in trained if key in each.values]
 
 
 def _rates(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -248,9 +243,6 @@ def _whole(value: float) -> str:
     return f"{value:.0f}"
 
 
-def _short(value: float) -> str:
-    return f"{value:.3g}"
-
-
 _TIME = Axis("time since the start", clock, low=0)
 _TRAJECTORIES = Axis("trajectories trained", count, low=0)
+_VERSIONS, _ACCURACY = Axis("weight version", _whole, low=0), Axis("accuracy", _two, low=0, high=1)

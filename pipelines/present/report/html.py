@@ -61,6 +61,9 @@ LABELS: Mapping[str, str] = {
 }
 
 
+_CONFIGURATION = '<div class="card wide"><details><summary>Configuration</summary><pre>{}</pre></details></div>'
+
+
 def render_report(folder: Path, metrics: Sequence[Metric] | None = None) -> str:
     """Return the page of the run in `folder`, from its summary, metrics, audit, insight, samples and configuration.
 
@@ -115,7 +118,7 @@ def page(
             f"<div>{_agents(summary.get('agents'))}{_episodes(summary.get('episodes'))}{_audit(audit)}{_machine(summary)}</div></div>",
             _insight(insight) if insight else "",
             f'<h2>Next commands</h2><div class="card"><pre>\n{escape(commands)}</pre></div>',
-            _details("Configuration", config),
+            _CONFIGURATION.format(escape(config)) if config else "",
             "</main></body></html>\n",
         ]
     )
@@ -163,14 +166,10 @@ def _tiles(summary: RunSummary) -> Iterable[str]:
     yield _tile(clock(summary.get("wall_seconds")), "wall time" + (f", and {clock(down)} not running" if down else ""))
     passed = summary.get("audit_passed")
     yield _tile(
-        _yes_no(passed, "audit passed", "audit FAILED", "not audited"),
+        "not audited" if passed is None else "audit passed" if passed else "audit FAILED",
         f"{shown(summary.get('lost'))} lost, {shown(summary.get('trained_twice'))} trained twice",
         passed,
     )
-
-
-def _yes_no(value: bool | None, yes: str, no: str, unknown: str) -> str:
-    return unknown if value is None else yes if value else no
 
 
 def _tile(value: str, label: str, good: bool | None = None) -> str:
@@ -216,9 +215,8 @@ def _insight(insight: Mapping[str, Any]) -> str:
         )
         for each in insight["slowest"]
     ]
-    tables = _table("Plans of placement", plans or [("none", "no trajectory was moved")]) + _table(
-        "Slowest trajectories", slow
-    )
+    tables = _table("Plans of placement", plans or [("none", "no trajectory was moved")])
+    tables += _table("Slowest trajectories", slow)
     return f'<h2>From the log</h2><div class="tables">{tables}</div>'
 
 
@@ -233,13 +231,6 @@ def _machine(summary: RunSummary) -> str:
 def _table(title: str, rows: Iterable[tuple[str, str]]) -> str:
     lines = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
     return f'<div class="card"><h3>{escape(title)}</h3><table>{lines}</table></div>'
-
-
-def _details(title: str, text: str) -> str:
-    if not text:
-        return ""
-    inner = f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
-    return f'<div class="card wide">{inner}</div>'
 
 
 def shown(value: Any) -> str:

@@ -27,11 +27,11 @@ def newest_by_step(metrics: Iterable[Metric], name: str) -> list[Metric]:
             by_shard, shard = by_step[metric.step], metric.values.get(SHARD, 0.0)
             if shard not in by_shard or metric.measured_at >= by_shard[shard].measured_at:
                 by_shard[shard] = metric
-    return [_merged(list(by_step[step].values())) for step in sorted(by_step)]
-
-
-def _merged(shards: Sequence[Metric]) -> Metric:
-    return replace(shards[-1], values=merge_shards([each.values for each in shards])) if len(shards) > 1 else shards[0]
+    shards = [list(by_step[step].values()) for step in sorted(by_step)]
+    return [
+        replace(each[-1], values=merge_shards([one.values for one in each])) if len(each) > 1 else each[0]
+        for each in shards
+    ]
 
 
 def evaluations(metrics: Iterable[Metric]) -> list[Evaluation]:
@@ -47,12 +47,8 @@ def staleness_histogram(metrics: Iterable[Metric], when: str = "staleness") -> d
 
     A last batch that was packed and not trained does not count, as in the lineage of versions.
     """
-    metrics = list(metrics)
-    trained = max((metric.step for metric in metrics if metric.name == "trainer"), default=None)
     counts: dict[int, int] = defaultdict(int)
-    for metric in newest_by_step(metrics, "experience"):
-        if trained is not None and metric.step >= trained:
-            continue
+    for metric in _trained_batches(list(metrics)):
         for key, value in metric.values.items():
             versions = key.removeprefix(f"{when}/")
             if versions != key and versions.isdigit():
@@ -60,11 +56,16 @@ def staleness_histogram(metrics: Iterable[Metric], when: str = "staleness") -> d
     return dict(sorted(counts.items()))
 
 
+def _trained_batches(metrics: Sequence[Metric]) -> list[Metric]:
+    """Return the batches without those that wait for the trainer, or will never be trained; all without its metrics."""
+    end = max((metric.step for metric in metrics if metric.name == "trainer"), default=None)
+    return [metric for metric in newest_by_step(metrics, "experience") if end is None or metric.step < end]
+
+
 def over_age(metrics: Iterable[Metric]) -> int | None:
     """Return the number of batched trajectories above `experience.max_staleness`; None if the buffer reports none."""
-    reported = [
-        metric.values["over_age"] for metric in newest_by_step(metrics, "experience") if "over_age" in metric.values
-    ]
+    values = [metric.values for metric in newest_by_step(metrics, "experience")]
+    reported = [each["over_age"] for each in values if "over_age" in each]
     return round(sum(reported)) if reported else None
 
 
@@ -124,11 +125,8 @@ def components_of(metrics: Iterable[Metric]) -> dict[str, list[Batch]]:
 
 
 def _by_label(metrics: Iterable[Metric], label: str, measures: Sequence[str], counted: str) -> dict[str, list[Batch]]:
-    metrics, found = list(metrics), defaultdict[str, list[Batch]](list)
-    trained = max((metric.step for metric in metrics if metric.name == "trainer"), default=None)
-    for metric in newest_by_step(metrics, "experience"):
-        if trained is not None and metric.step >= trained:
-            break  # batches from here on wait for the trainer, or will never be trained
+    found = defaultdict[str, list[Batch]](list)
+    for metric in _trained_batches(list(metrics)):
         for name, values in by_label(metric.values, label).items():
             own = {measure: value for measure, value in values.items() if measure in measures}
             before = found[name][-1].cumulative if found[name] else 0.0

@@ -64,7 +64,8 @@ class Dashboard:
     """trackio and wandb, which have the same API. Each series has its own steps, logged as `<series>/step`."""
 
     def __init__(self, package: Any, run: str, folder: Path) -> None:
-        self._run = package.init(project="laminar", name=run, **_folder_option(package, folder))
+        options = {"dir": str(folder)} if package.__name__ == "wandb" else {}
+        self._run = package.init(project="laminar", name=run, **options)
 
     def append(self, metrics: Iterable[Metric]) -> None:
         """Log each record."""
@@ -162,7 +163,3 @@ def _package(name: TrackerName) -> Any:
     except ImportError as error:
         missing = f"the package {PACKAGES[name]}, which cannot be imported ({error})"
         raise ConfigError(f"run.trackers: {name} needs {missing}: {install_extra(name)}") from error
-
-
-def _folder_option(package: Any, folder: Path) -> dict[str, str]:
-    return {"dir": str(folder)} if package.__name__ == "wandb" else {}

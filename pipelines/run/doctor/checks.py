@@ -44,13 +44,14 @@ def can_run(findings: list[Finding]) -> bool:
     return all(finding.verdict != "missing" for finding in findings)
 
 
+def _ok_or(name: str, good: bool, detail: str, verdict: Verdict, problem: str, fix: str) -> Finding:
+    return Finding(name, "ok", detail) if good else Finding(name, verdict, problem, fix)
+
+
 def _python(machine: Machine) -> Iterator[Finding]:
-    detail = ".".join(map(str, machine.python))
-    if machine.python < OLDEST_PYTHON:
-        wanted = ".".join(map(str, OLDEST_PYTHON))
-        yield Finding("python", "missing", f"{detail} is older than {wanted}", f"make run PYTHON=python{wanted}")
-    else:
-        yield Finding("python", "ok", detail)
+    found, wanted = (".".join(map(str, version)) for version in (machine.python, OLDEST_PYTHON))
+    older, fix = f"{found} is older than {wanted}", f"make run PYTHON=python{wanted}"
+    yield _ok_or("python", machine.python >= OLDEST_PYTHON, found, "missing", older, fix)
 
 
 def _packages(machine: Machine) -> Iterator[Finding]:
@@ -99,59 +100,39 @@ def _prism(machine: Machine) -> Iterator[Finding]:
 
 def _gpu(machine: Machine) -> Iterator[Finding]:
     if not machine.gpus:
-        yield Finding(
-            "gpu", "limited", "none: models run on the CPU", "a machine with an NVIDIA driver, for real models"
-        )
+        fix = "a machine with an NVIDIA driver, for real models"
+        yield Finding("gpu", "limited", "none: models run on the CPU", fix)
         return
-    names = ", ".join(machine.gpus)
-    if not machine.cuda:
-        yield Finding(
-            "gpu", "limited", f"{names}, but torch cannot use it", "pip install a torch build for its CUDA version"
-        )
-    else:
-        yield Finding("gpu", "ok", names)
-    if machine.vllm is None:
-        yield Finding("vllm", "limited", "not installed: rollouts use the built-in engine", install_extra("vllm"))
-    else:
-        yield Finding("vllm", "ok", machine.vllm)
+    names, vllm = ", ".join(machine.gpus), machine.vllm
+    unusable, fix = f"{names}, but torch cannot use it", "pip install a torch build for its CUDA version"
+    yield _ok_or("gpu", bool(machine.cuda), names, "limited", unusable, fix)
+    missing = "not installed: rollouts use the built-in engine"
+    yield _ok_or("vllm", vllm is not None, vllm or "", "limited", missing, install_extra("vllm"))
 
 
 def _shared_memory(machine: Machine) -> Iterator[Finding]:
     size = machine.shared_memory
-    if size is None or size < MIN_SHARED_MEMORY:
-        has = "cannot be written" if size is None else f"has {size_text(size)}"
-        detail = f"/dev/shm {has}: weights are stored on disk, which is slower"
-        yield Finding(
-            "shared memory", "limited", detail, "mount -o remount,size=2G /dev/shm (containers: --shm-size=2g)"
-        )
-    else:
-        yield Finding("shared memory", "ok", f"/dev/shm {size_text(size)}")
+    has = "cannot be written" if size is None else f"has {size_text(size)}"
+    problem = f"/dev/shm {has}: weights are stored on disk, which is slower"
+    enough, fix = (size or 0) >= MIN_SHARED_MEMORY, "mount -o remount,size=2G /dev/shm (containers: --shm-size=2g)"
+    yield _ok_or("shared memory", enough, f"/dev/shm {size_text(size or 0)}", "limited", problem, fix)
     for store in machine.stale_stores:
         of = "unknown" if store.owner is None else str(store.owner)
         detail = f"{store.root} uses {size_text(store.bytes)} and no process uses it; last opened by: {of}"
-        yield Finding(
-            "stale store", "limited", detail, f"{laminar_command()} doctor --clean {shlex.quote(store.root.name)}"
-        )
+        fix = f"{laminar_command()} doctor --clean {shlex.quote(store.root.name)}"
+        yield Finding("stale store", "limited", detail, fix)
 
 
 def _resources(machine: Machine) -> Iterator[Finding]:
-    if machine.disk_free < MIN_DISK:
-        yield Finding(
-            "disk", "missing", f"{size_text(machine.disk_free)} free, {size_text(MIN_DISK)} needed", "free some space"
-        )
-    else:
-        yield Finding("disk", "ok", f"{size_text(machine.disk_free)} free")
-    if machine.memory < MIN_MEMORY:
-        yield Finding(
-            "memory", "missing", f"{size_text(machine.memory)}, {size_text(MIN_MEMORY)} needed", "a larger machine"
-        )
-    else:
-        yield Finding("memory", "ok", size_text(machine.memory))
-    if machine.cores < ROLES:
-        detail = f"{machine.cores}: the {ROLES} processes of a run share them"
-        yield Finding("cores", "limited", detail, "more cores make runs faster")
-    else:
-        yield Finding("cores", "ok", str(machine.cores))
+    for name, size, least, free, fix in (
+        ("disk", machine.disk_free, MIN_DISK, " free", "free some space"),
+        ("memory", machine.memory, MIN_MEMORY, "", "a larger machine"),
+    ):
+        found = f"{size_text(size)}{free}"
+        yield _ok_or(name, size >= least, found, "missing", f"{found}, {size_text(least)} needed", fix)
+    cores = machine.cores
+    shared = f"{cores}: the {ROLES} processes of a run share them"
+    yield _ok_or("cores", cores >= ROLES, str(cores), "limited", shared, "more cores make runs faster")
 
 
 _CHECKS: tuple[Callable[[Machine], Iterator[Finding]], ...] = (

@@ -156,15 +156,11 @@ def _java() -> Path | None:
 
 def _torch_sees_cuda() -> bool:
     """Checked in a subprocess: importing torch takes seconds, and a broken driver may end the process."""
-    code = "import torch; print(torch.cuda.is_available())"
-    return _stdout_of([sys.executable, "-c", code], timeout_s=120).strip() == "True"
-
-
-def _stdout_of(command: list[str], timeout_s: float) -> str:
+    command = [sys.executable, "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=timeout_s).stdout
+        return subprocess.run(command, capture_output=True, timeout=120).returncode == 0
     except (OSError, subprocess.SubprocessError):
-        return ""
+        return False
 
 
 def _size(folder: Path) -> int | None:

@@ -26,16 +26,17 @@ class SettingsChange:
         for file, after in self._after.items():
             check_resumable(self._before[file], after)
         self.keys = sorted({key for each in submitted for key in self._changed(each)})
-        self.concerned = [each for each in submitted if each.state != "removed" and self._concerns(each)]
+        self.concerned = [
+            each
+            for each in submitted
+            if each.state != "removed"
+            and {role.pipeline for role in each.roles(self._after[each.file])} & _readers(self._changed(each))
+        ]
         self._refuse_single_shards()
         self._refuse_in_foreground()
 
     def _changed(self, submission: Submission) -> list[str]:
         return changed_keys(self._before[submission.file], self._after[submission.file])
-
-    def _concerns(self, submission: Submission) -> bool:
-        readers = {reader for key in self._changed(submission) for reader in RESUMABLE[key]}
-        return any(role.pipeline in readers for role in submission.roles(self._after[submission.file]))
 
     def _refuse_single_shards(self) -> None:
         alone = [each.role.name for each in self.concerned if each.pipeline == "score" and each.index != ALL_SHARDS]
@@ -47,9 +48,8 @@ class SettingsChange:
 
     def _refuse_in_foreground(self) -> None:
         config, own = next(iter(self._after.values())), {each.worker for each in self.submitted}
-        readers = {reader for key in self.keys for reader in RESUMABLE[key]}
         for role, pid in roles_here(config):
-            if role.pipeline in readers and pid not in own:
+            if role.pipeline in _readers(self.keys) and pid not in own:
                 raise ConfigError(
                     f"{role.name} of run {config.run.name} runs in the foreground, as process {pid}, and reads "
                     f"{', '.join(self.keys)}: end it (`kill {pid}`), change the settings, and start it with "
@@ -70,3 +70,7 @@ class SettingsChange:
         keep_model(self._folder, self._before[trainer.file], self._after[trainer.file])
         for each in self.submitted:
             save_config(self._after[each.file], each.config)
+
+
+def _readers(keys: Sequence[str]) -> set[str]:
+    return {reader for key in keys for reader in RESUMABLE[key]}

@@ -61,10 +61,7 @@ def detach(draft: ConfigDraft, pipeline: str, index: int, runner: str, options: 
     problems = draft.problems_and([*submission_problems(config, submission), *place])
     if found := trial_problems(config, submission, problems, draft.replaced):
         raise ConfigProblems(found)
-    is_new_run = not config.run_folder.exists()
-    submission.file.parent.mkdir(parents=True, exist_ok=True)
-    if is_new_run:
-        link_latest(config.run_folder)
+    _make_folders(config, submission.file)
     save_config(config, submission.config)
     record_inputs(config, submission.inputs, sections_of(config, submission))
     return start_respawner(submission)
@@ -144,12 +141,16 @@ def record_foreground(config: Config, name: str) -> None:
     if (config.run_folder / CONFIG_FILE).exists() or file.with_suffix(".json").exists():
         return
     with suppress(OSError):
-        is_new_run = not config.run_folder.exists()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if is_new_run:
-            link_latest(config.run_folder)
+        _make_folders(config, file)
         date_start(config.run_folder)
         save_config(config, file)
+
+
+def _make_folders(config: Config, file: Path) -> None:
+    is_new_run = not config.run_folder.exists()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if is_new_run:
+        link_latest(config.run_folder)
 
 
 def _socket_prefix(config: Config) -> str:
@@ -177,11 +178,8 @@ def start_respawner(submission: Submission) -> Submission:
     submission.log.parent.mkdir(parents=True, exist_ok=True)
     submission = replace(submission, pid=None, state="up", error=None, last_error=None, ended_at=None, down_s=down_s)
     submission.write()
-    process = spawn(
-        [*PYTHON, "-m", "pipelines.run.submission.respawner", str(submission.file)],
-        submission.log,
-        die_with_parent=False,
-    )
+    command = [*PYTHON, "-m", "pipelines.run.submission.respawner", str(submission.file)]
+    process = spawn(command, submission.log, die_with_parent=False)
     started = replace(submission, pid=process.pid, pid_created=process.create_time())
     started.write()
     return started

@@ -41,7 +41,7 @@ def svg(outline: Outline) -> str:
     """The graph as SVG: a column of topics read, one of steps, one of topics written."""
     columns = [
         [_topic_box(GAP, each) for each in outline.reads],
-        [step_box(WIDTH + 4 * GAP, 0, WIDTH, each) for each in outline.steps],
+        [_step_box(WIDTH + 4 * GAP, each) for each in outline.steps],
         [_topic_box(2 * WIDTH + 7 * GAP, each) for each in outline.writes],
     ]
     height = GAP + max(60, *(sum(box.height + GAP for box in column) for column in columns))
@@ -54,10 +54,9 @@ def svg(outline: Outline) -> str:
     return document(f"{outline.role} of run {outline.run}", 3 * WIDTH + 8 * GAP, height, parts)
 
 
-def step_box(x: int, y: int, width: int, step: GraphStep) -> Box:
-    """The box of a step, with its class and its phases."""
+def _step_box(x: int, step: GraphStep) -> Box:
     phases = tuple(f"· {phase}" for phase in step.phases)
-    return Box(x, y, width, step.name, (step.description, *phases), "map" if step.topics else "step")
+    return Box(x, 0, WIDTH, step.name, (step.description, *phases), "map" if step.topics else "step")
 
 
 def _topic_box(x: int, topic: TopicUse) -> Box:
@@ -68,8 +67,5 @@ def _partitions_text(topic: TopicUse) -> str:
     partitions = counted(topic.partitions, "partition")
     if topic.existing is None:
         return f"{partitions}, not created yet"
-    return (
-        partitions
-        if topic.existing == topic.partitions
-        else f"{partitions} configured, but the topic has {topic.existing}"
-    )
+    differs = f" configured, but the topic has {topic.existing}" if topic.existing != topic.partitions else ""
+    return partitions + differs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 LINE = 15
@@ -86,7 +86,7 @@ def stack(boxes: Sequence[Box], height: int, gap: int) -> list[Box]:
     top = (height - sum(box.height for box in boxes) - gap * (len(boxes) - 1)) // 2
     placed = []
     for box in boxes:
-        placed.append(Box(box.x, top, box.width, box.name, box.lines, box.kind))
+        placed.append(replace(box, y=top))
         top += box.height + gap
     return placed
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist, fmean, median
@@ -31,17 +31,11 @@ FEW = 3
 _P99 = NormalDist().inv_cdf(0.99)
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """The configuration of a run with the emulation of what was measured, and how much was."""
+def calibrate(folder: Path) -> Config:
+    """The configuration of the run in `folder`, with the emulation of what was measured.
 
-    config: Config
-    steps: int
-    heartbeats: int
-
-
-def calibrate(folder: Path) -> Calibration:
-    """Calibrate from the run in `folder`. Raises ConfigError if it has too few steps or heartbeats."""
+    Raises ConfigError if it has too few steps or heartbeats.
+    """
     config = load_config(folder / CONFIG_FILE)
     file = folder / METRICS_FILE
     if not file.exists():
@@ -49,7 +43,7 @@ def calibrate(folder: Path) -> Calibration:
     return calibrated(config, read_metrics(file), str(folder))
 
 
-def calibrated(config: Config, metrics: Sequence[Metric], name: str) -> Calibration:
+def calibrated(config: Config, metrics: Sequence[Metric], name: str) -> Config:
     """`config` with the emulation that `metrics` show. Raises ConfigError."""
     if reason := uncalibrated(config):
         raise ConfigError(f"{name}: {reason}")
@@ -63,7 +57,7 @@ def calibrated(config: Config, metrics: Sequence[Metric], name: str) -> Calibrat
     if not config.emulated and not decode:
         raise ConfigError(_without_speed(metrics, len(steps), name))
     if config.emulated:  # it says itself how long everything takes
-        return Calibration(config, len(ordered), len(decode))
+        return config
     response = fmean(each.values["response_length/mean"] for each in ordered)
     longest = fmean(each.values["response_length/max"] for each in ordered)
     rows = fmean(each.values["batch/trajectories"] for each in ordered)
@@ -86,7 +80,7 @@ def calibrated(config: Config, metrics: Sequence[Metric], name: str) -> Calibrat
     stall = fmean(each.values.get("weight_sync/seconds", 0.0) for each in ordered)
     trainer = TrainerEmulation(_step_line(ordered), stall, 0.0)
     vllm = config.rollout.engine == "vllm"  # KV as its memory allows; other engines have slots × context
-    changed = replace(
+    return replace(
         config,
         prompts=prompts,
         score=replace(config.score, tasks=()),
@@ -108,7 +102,6 @@ def calibrated(config: Config, metrics: Sequence[Metric], name: str) -> Calibrat
         trainer=replace(config.trainer, emulation=trainer, ranks=1, shard_ranks=0, context_ranks=1),
         gateway=None,
     )
-    return Calibration(changed, len(ordered), len(decode))
 
 
 def _measured(metrics: Sequence[Metric], value: str) -> int | None:

@@ -48,7 +48,7 @@ def run_folder(folder: Path, metrics: list[Metric], **changes: Any) -> Path:
 
 
 def test_calibration_takes_engine_trainer_and_lengths_of_a_run(tmp_path: Path) -> None:
-    found = calibrate(run_folder(tmp_path, metrics_of_a_run())).config
+    found = calibrate(run_folder(tmp_path, metrics_of_a_run()))
     assert found.emulated
     assert found.prompts.prompt_tokens == 10
     assert found.trainer.emulation.seconds(1280) == pytest.approx(2.0)
@@ -95,7 +95,7 @@ def test_calibration_takes_steps_whose_fixed_time_rounds_below_0(tmp_path: Path)
         replace(each, values={**each.values, "time/update": 3.9}) if each.name == "trainer" else each
         for each in metrics_of_a_run()
     ]
-    assert calibrate(run_folder(tmp_path, metrics)).config.trainer.emulation.step_s[0] == (0.0, 0.0)
+    assert calibrate(run_folder(tmp_path, metrics)).trainer.emulation.step_s[0] == (0.0, 0.0)
 
 
 def test_calibration_rejects_a_run_with_too_few_steps(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_memory_request_of_a_rank_has_what_its_gpu_offloads(tmp_path: Path, monk
     folder = f"deploy.model_folder='{make_model(tmp_path / 'model', layers=1)}'"
 
     def request(*changes: str) -> int:
-        return deployment.host_memory(load_config(run_file(tmp_path, "secured"), [folder, *changes])).of("trainer")
+        return deployment.host_memory(load_config(run_file(tmp_path, "secured"), [folder, *changes]))["trainer"]
 
     offload = "trainer.learner.offload=['moments']"
     # Bytes a parameter of the moments, on four ranks; torch rounds pinned memory up to twice as much.
