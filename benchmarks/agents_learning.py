@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.measures import median
-from benchmarks.results import ROOT, Result, Results
+from benchmarks.results import ROOT, Result, Results, add_results
 from pipelines.distribution import LAMINAR
 from pipelines.present.report.machine import describe_machine
 
@@ -48,9 +48,7 @@ def main() -> None:
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments.add_argument("--heldout", type=int, default=128)
     arguments.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting to change")
-    arguments.add_argument("--results", type=Path, default=Path("runs/agents_learning.json"))
-    arguments.add_argument("--known", action="store_true", help="only print saved results")
-    arguments.add_argument("--json", action="store_true")
+    add_results(arguments, "runs/agents_learning.json")
     options = arguments.parse_args()
     done = Results(options.results)
     for seed, side in [] if options.known else itertools.product(options.seeds, EXAMPLES):

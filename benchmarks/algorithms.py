@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.recipe import run_seed
-from benchmarks.results import Result, Results
+from benchmarks.results import Result, Results, add_results
 from pipelines.config import load_config
 from pipelines.present.report.machine import describe_machine
 
@@ -93,9 +93,7 @@ def main() -> None:
     arguments.add_argument("--only", nargs="+", choices=CELLS, default=list(CELLS))
     arguments.add_argument("--heldout", type=int, default=256)
     arguments.add_argument("--folder", type=Path, default=Path("runs"), help="folder of runs and warm starts")
-    arguments.add_argument("--results", type=Path, default=Path("runs/algorithms.json"))
-    arguments.add_argument("--known", action="store_true", help="only print saved results")
-    arguments.add_argument("--json", action="store_true")
+    add_results(arguments, "runs/algorithms.json")
     arguments.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     options = arguments.parse_args()
     torch.set_num_threads(1)

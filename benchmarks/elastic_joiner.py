@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks.models import qwen2
 from infra.machine import machine_name
 from infra.store.weight_store import WeightStore
 from infra.transport.endpoint import Endpoint
@@ -46,19 +47,8 @@ FIRST_RELAY = 10
 def build_model(seed: int = 0) -> Qwen2ForCausalLM:
     """A model of 98 M parameters in float32."""
     torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=8_192,
-        hidden_size=768,
-        intermediate_size=2_304,
-        num_hidden_layers=13,
-        num_attention_heads=12,
-        num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-        initializer_range=0.1,
-    )
+    sizes = qwen2(768, 2_304, 13, 12, 8_192, context=CONTEXT)
+    config = Qwen2Config(**sizes, bos_token_id=None, eos_token_id=None, initializer_range=0.1)
     return Qwen2ForCausalLM(config).eval()
 
 

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from operators.rollout.engine import Engine, Request
+from benchmarks.models import NO_END, qwen2
+from operators.rollout.engine import Completion, Engine, Request
 from operators.rollout.transformers_engine import TransformersEngine
 from schemas.records import Sampling
 
@@ -57,20 +58,8 @@ def since(before: Measured) -> Measured:
 def make_folder(folder: Path, *, hidden: int = 128, layers: int = 3, mlp: int = 384, heads: int = 4) -> None:
     """Save a random Qwen2 in `folder`; its default size is that of the demonstration's model."""
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads // 2,
-        intermediate_size=mlp,
-        tie_word_embeddings=True,
-        max_position_embeddings=CONTEXT,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    sizes = qwen2(hidden, mlp, layers, heads, VOCABULARY, heads // 2, CONTEXT)
+    Qwen2ForCausalLM(Qwen2Config(**sizes, **NO_END)).save_pretrained(folder)
 
 
 def long_tailed(requests: int) -> np.ndarray:
@@ -104,15 +93,21 @@ def open_vllm_engine(folder: Path, slots: int) -> Engine:
     return VllmEngine(open_vllm(folder, slots=slots, context=CONTEXT))
 
 
+def completions(engine: Engine, requests: Sequence[Request]) -> dict[str, Completion]:
+    """Generate responses to `requests` by the steps of `engine`; returns them by trajectory."""
+    for request in requests:
+        engine.submit(request)
+    done: dict[str, Completion] = {}
+    while len(done) < len(requests):
+        done |= {each.trajectory_id: each for each in engine.step()}
+    return done
+
+
 def through(engine: Engine) -> Side:
     """A side that generates by the steps of `engine`."""
 
     def run(requests: Sequence[Request]) -> None:
-        for request in requests:
-            engine.submit(request)
-        left = len(requests)
-        while left:
-            left -= len(engine.step())
+        completions(engine, requests)
 
     return run
 

@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.engine_sides import Measured, now, requests_of, since
+from benchmarks.stores import temporary_store
 from infra.models.weights import save_weights
 from infra.store.names import default_root
 from infra.store.weight_store import WeightStore
@@ -30,20 +31,17 @@ VERSIONS = (PolicyVersion(1, 1), PolicyVersion(1, 2))
 def two_versions(folder: Path, root: Path | None = None) -> Iterator[WeightStore]:
     """A store in `root` (default: in shared memory) with two versions of the weights in model folder `folder`."""
     model = AutoModelForCausalLM.from_pretrained(folder)
-    with WeightStore(root or default_root("benchmark"), keep=2) as store:
-        try:
-            for version in VERSIONS:
-                with torch.no_grad():
-                    model.get_input_embeddings().weight.mul_(1.0 + 1e-3)
-                file = folder / "version"
-                save_weights(model, file)
-                with store.begin(version, file.stat().st_size) as arriving, file.open("rb") as source:
-                    source.readinto(arriving.view)
-                    arriving.seal()
-                file.unlink()
-            yield store
-        finally:
-            store.destroy()
+    with temporary_store(root or default_root("benchmark")) as store:
+        for version in VERSIONS:
+            with torch.no_grad():
+                model.get_input_embeddings().weight.mul_(1.0 + 1e-3)
+            file = folder / "version"
+            save_weights(model, file)
+            with store.begin(version, file.stat().st_size) as arriving, file.open("rb") as source:
+                source.readinto(arriving.view)
+                arriving.seal()
+            file.unlink()
+        yield store
 
 
 def measure_swap(engine: Engine, store: WeightStore, repetitions: int) -> tuple[int, list[tuple[Measured, Measured]]]:

@@ -32,7 +32,7 @@ from rich.table import Table
 
 from benchmarks.evidence_arms import ROUNDS, reinforcement_arm, rejection_arm, supervised_arm, warm_start_arm
 from benchmarks.recipe import Loop, make_start
-from benchmarks.results import Result, Results
+from benchmarks.results import Result, Results, add_results
 from pipelines.config import Config, load_config
 from pipelines.present.report.machine import describe_machine
 
@@ -56,9 +56,7 @@ def main() -> None:
     arguments.add_argument("--questions", type=int, default=256, help="held-out questions for pass@k")
     arguments.add_argument("--samples", type=int, default=64, help="answers to each of them")
     arguments.add_argument("--folder", type=Path, default=Path("runs"), help="folder of warm starts")
-    arguments.add_argument("--results", type=Path, default=Path("runs/evidence.json"))
-    arguments.add_argument("--known", action="store_true", help="only print saved results")
-    arguments.add_argument("--json", action="store_true")
+    add_results(arguments, "runs/evidence.json")
     arguments.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     options = arguments.parse_args()
     torch.set_num_threads(1)

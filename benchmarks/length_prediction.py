@@ -17,7 +17,7 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
@@ -28,19 +28,17 @@ from rich.table import Table
 
 from benchmarks.expected_lengths import length_prior, longest_first
 from benchmarks.repack import EXAMPLE, changes
-from benchmarks.repack_bound import END, REPACK_S, Cluster, SimulatedReplica, Simulation, no_moves, repack
+from benchmarks.repack_bound import REPACK_S, Cluster, SimulatedReplica, Simulation, no_moves, repack
 from operators.placement import place_trajectories
 from operators.placement.waiting_work import WaitingWork
 from operators.placement.work_table import Work
 from operators.rollout.emulated_engine import EmulatedEngine
 from operators.rollout.emulation_config import DEFAULT_CONTEXT
-from operators.rollout.engine import Request
 from pipelines.config import load_config
 from pipelines.simulate.prediction.cluster import Cluster as PredictedCluster
 from pipelines.simulate.prediction.measurement import Prediction
 from pipelines.simulate.prediction.world import PredictedWorld
 from schemas.identity import Purpose, parse_trajectory_id
-from schemas.records import PolicyVersion, Sampling
 
 CLUSTER = Cluster(replicas=8, batch=256, kv_tokens=410_000, most_requests=96, global_batch=2048)
 GROUP = 16
@@ -112,19 +110,13 @@ class OrderedSimulation(Simulation):
         return engine
 
     def _begin(self, replica: SimulatedReplica) -> None:
-        cluster = self.cluster
-        replica.version = self.finished // cluster.global_batch
-        replica.engine.load(None, PolicyVersion(1, replica.version))  # type: ignore[arg-type]
-        most = (DEFAULT_CONTEXT - cluster.prompt) // cluster.stride
-        sampling = Sampling(1.0, 1.0, 0, most, (END,), cluster.seed)
-        for epoch, prompt in self._next_groups(cluster.batch // GROUP):
-            tokens = np.full(cluster.prompt // cluster.stride, 1 + prompt, np.int32)
-            for member in range(GROUP):
-                request = Request(f"{epoch}.{prompt}.{member}", tokens, sampling)
-                replica.engine.submit(request)
-                replica.requests[request.trajectory_id] = request, self.now
+        super()._begin(replica)
         if not self.left:
             self._begun = (self.now, sum(each.engine.status().tokens_generated for each in self.replicas))
+
+    def _batch(self) -> Iterator[tuple[str, int]]:
+        groups = self._next_groups(self.cluster.batch // GROUP)
+        return ((f"{epoch}.{prompt}.{member}", prompt) for epoch, prompt in groups for member in range(GROUP))
 
     def _next_groups(self, count: int) -> list[tuple[int, int]]:
         if self.order == "log order":

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.emulated_runs import emulated_run, finished_spans, measure
-from benchmarks.results import Result, Results
+from benchmarks.results import Result, Results, add_results
 from pipelines.config import load_config
 from pipelines.inspect.metrics_file import read_metrics
 from pipelines.present.report.machine import describe_machine
@@ -53,9 +53,7 @@ def main() -> None:
     arguments.add_argument("--steps", type=int, default=5)
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--folder", type=Path, help="the folder of the runs; by default a temporary one")
-    arguments.add_argument("--results", type=Path, default=Path("runs/many_replicas.json"))
-    arguments.add_argument("--known", action="store_true", help="only print saved results")
-    arguments.add_argument("--json", action="store_true")
+    add_results(arguments, "runs/many_replicas.json")
     options = arguments.parse_args()
     results = Results(options.results)
     keys = {

@@ -27,7 +27,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.results import SIMULATED_CODE, Result, Results, code_hash
+from benchmarks.results import SIMULATED_CODE, Result, Results, add_results, code_hash
 from pipelines.config import parse_config
 from pipelines.simulate.prediction.cluster import Cluster, Overheads
 from pipelines.simulate.prediction.world import PredictedWorld
@@ -249,9 +249,7 @@ def main() -> None:
     arguments.add_argument("--steps", type=int, default=5)
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--beyond", action="store_true", help="what goes beyond the paper, at 1,024 GPUs")
-    arguments.add_argument("--results", type=Path, default=Path("runs/paper.json"))
-    arguments.add_argument("--known", action="store_true", help="only print saved results")
-    arguments.add_argument("--json", action="store_true")
+    add_results(arguments, "runs/paper.json")
     options = arguments.parse_args()
     results = Results(options.results)
     if options.beyond:

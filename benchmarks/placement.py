@@ -207,13 +207,9 @@ def _progress(a: Assignment, start: int) -> Progress:
 
 
 def _finished(a: Assignment) -> Trajectory:
+    assigned = ("prompt", "member", "lease", "attempt", "replica", "incarnation")
     return Trajectory(
-        prompt=a.prompt,
-        member=a.member,
-        lease=a.lease,
-        attempt=a.attempt,
-        replica=a.replica,
-        incarnation=a.incarnation,
+        **{name: getattr(a, name) for name in assigned},
         response=_response(TOKENS),
         text="answer " * 40,
         version_spans=(VersionSpan(VERSION, TOKENS),),

@@ -51,11 +51,15 @@ class Arm:
         return self.lost / self.generated
 
 
+def endless_cluster(file: Path, seed: int, *changes: str) -> Cluster:
+    """The cluster of the configuration in `file` with `changes`, in its own clock, whose run does not end."""
+    always = [f"run.seed={seed}", "run.time_scale=1", "placement.repack_s=5", "rollout.heartbeat_s=1"]
+    return Cluster(load_config(file, [*always, "trainer.optimizer_steps=1000000", *changes]))
+
+
 def measure(name: str, config_file: Path, seconds: float, every_s: float, restart_s: float, seed: int) -> Arm:
     """Play one arm for `seconds`, with a preemption every `every_s`."""
-    changes = [f"run.seed={seed}", "run.time_scale=1", "placement.repack_s=5", "rollout.heartbeat_s=1"]
-    config = load_config(config_file, [*changes, "trainer.optimizer_steps=1000000"])
-    world = PredictedWorld(Cluster(config))
+    world = PredictedWorld(endless_cluster(config_file, seed))
     notice_s = 0.0 if name in ("calm", "no notice") else float(name.partition(" ")[0])
     preemptions = Preemptions(world, every_s if name != "calm" else 10**9, notice_s, restart_s, seed)
     found: list[tuple[int, int]] = []

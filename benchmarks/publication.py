@@ -17,19 +17,21 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.engine_sides import Measured, now, since
+from benchmarks.models import qwen2
+from benchmarks.stores import publish, temporary_store
+from benchmarks.tables import print_rows
 from infra.models.dtypes import tensor_specs
 from infra.store.names import default_root
 from infra.store.publisher import Publisher
-from infra.store.weight_store import WeightStore
 from operators.trainer import joint_actions
 from operators.trainer.rank_training import RankTraining
 from operators.trainer.rendezvous import Rendezvous
@@ -38,7 +40,7 @@ from operators.trainer.training_config import TrainingConfig
 from schemas.records import PolicyVersion
 
 _WARM_UPS = 2
-SHAPE = {"hidden_size": 384, "intermediate_size": 1344, "num_hidden_layers": 16, "vocab_size": 2048}
+SHAPE = qwen2(384, 1344, 16, 8, 2048, kv=4, context=64)
 
 
 def main() -> None:
@@ -52,33 +54,19 @@ def main() -> None:
     arguments.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = arguments.parse_args()
     if options.folder:
-        print(
-            json.dumps(
-                measure(options.folder, options.ranks[0], options.dtype, options.repetitions, remote=options.remote)
-            )
-        )
+        ranks, dtype, repetitions = options.ranks[0], options.dtype, options.repetitions
+        print(json.dumps(measure(options.folder, ranks, dtype, repetitions, remote=options.remote)))
         return
     with tempfile.TemporaryDirectory() as scratch:
         make_model(Path(scratch) / "model", SHAPE)
         rows = [_in_process(Path(scratch), ranks, options) for ranks in options.ranks]
-    if options.json:
-        print(json.dumps(rows, indent=1))
-        return
-    table = Table(title=f"Publication in {options.dtype}")
-    for name in rows[0]:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*[f"{value:,.3g}" for value in row.values()])
-    Console(width=120).print(table)
+    print_rows(rows, f"Publication in {options.dtype}", options.json)
 
 
-def make_model(folder: Path, shape: dict[str, int]) -> None:
+def make_model(folder: Path, shape: Mapping[str, Any]) -> None:
     """Save a random model."""
-    config = Qwen2Config(
-        **shape, num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=64, tie_word_embeddings=True
-    )
     torch.manual_seed(0)
-    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    Qwen2ForCausalLM(Qwen2Config(**shape)).to(torch.bfloat16).save_pretrained(folder)
 
 
 def measure(folder: Path, ranks: int, dtype: str, repetitions: int, *, remote: bool = False) -> dict[str, float]:
@@ -100,25 +88,17 @@ def measure(folder: Path, ranks: int, dtype: str, repetitions: int, *, remote: b
         training = open_training(own)
         specs = tensor_specs(training.weights.specs())
         stalls, copies, size = [], [], 0
-        with WeightStore(default_root("publication"), keep=2) as store:
-            try:
-                with closing(Publisher(store, lambda _: None, specs)) as to:
-                    for number in range(1, _WARM_UPS + repetitions + 1):
-                        began = now()
-                        to.publish(
-                            training.weights,
-                            PolicyVersion(1, number),
-                            step=number,
-                            batches=[number],
-                            batch_offsets=[number],
-                            trajectories_trained=number,
-                        )
-                        stalls.append(since(began))
-                        to.flush()
-                        size = store.path(PolicyVersion(1, number)).stat().st_size
-                        copies.append(_copy(size))
-            finally:
-                store.destroy()
+        with (
+            temporary_store(default_root("publication")) as store,
+            closing(Publisher(store, lambda _: None, specs)) as to,
+        ):
+            for number in range(1, _WARM_UPS + repetitions + 1):
+                began = now()
+                publish(to, training.weights, PolicyVersion(1, number))
+                stalls.append(since(began))
+                to.flush()
+                size = store.path(PolicyVersion(1, number)).stat().st_size
+                copies.append(_copy(size))
     stall, copy = (_median(each[_WARM_UPS:]) for each in (stalls, copies))
     return {
         "ranks": ranks,

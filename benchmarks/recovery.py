@@ -21,8 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.preemption import EXAMPLE
-from pipelines.config import load_config
+from benchmarks.preemption import EXAMPLE, endless_cluster
 from pipelines.simulate.prediction.cluster import Cluster
 from pipelines.simulate.prediction.preemptions import Departures
 from pipelines.simulate.prediction.world import PredictedWorld
@@ -97,9 +96,7 @@ def main() -> None:
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
-    changes = [f"run.seed={options.seed}", "run.time_scale=1", "placement.repack_s=5", "rollout.heartbeat_s=1"]
-    changes += ["trainer.optimizer_steps=1000000", "placement.admitted_batches=6"]
-    cluster = Cluster(load_config(options.config, changes))
+    cluster = endless_cluster(options.config, options.seed, "placement.admitted_batches=6")
     found = recover(cluster, options.lost, options.replace, AT_S, UNTIL_S)
     if options.json:
         print(json.dumps([asdict(each) for each in found]))

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks.models import qwen2
 from benchmarks.tensor_copies import copy_tensor
 from infra.models.dtypes import tensor_specs
 from infra.store.deltas import apply_delta, encode_delta
@@ -45,7 +46,7 @@ class DeltaCost:
 
 def measure_delta(steps: int, repetitions: int) -> DeltaCost:
     """Train `steps` steps; encode and decode the delta of each."""
-    model = Qwen2ForCausalLM(_shape())
+    model = Qwen2ForCausalLM(Qwen2Config(**qwen2(768, 2_304, 12, 12, 32_000, kv=4)))  # 110 M parameters
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     random = torch.Generator().manual_seed(0)
     before, layout = _file(model)
@@ -88,19 +89,6 @@ def _timed(run: Callable[[], Result]) -> tuple[Result, tuple[float, float]]:
     began = time.perf_counter(), time.process_time()
     result = run()
     return result, (time.perf_counter() - began[0], time.process_time() - began[1])
-
-
-def _shape() -> Qwen2Config:
-    """A model of 110 M parameters."""
-    return Qwen2Config(
-        vocab_size=32_000,
-        hidden_size=768,
-        intermediate_size=2_304,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        num_key_value_heads=4,
-        tie_word_embeddings=True,
-    )
 
 
 def _file(model: torch.nn.Module) -> tuple[np.ndarray, Layout]:

@@ -11,9 +11,11 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from benchmarks.stores import publish, temporary_store
 from benchmarks.tensor_copies import copy_tensor
 from infra.models.dtypes import tensor_specs
 from infra.models.weights import read_tensors
@@ -48,22 +50,19 @@ def measure_memory(megabytes: float, repetitions: int) -> MemoryTimes:
     weights = _tensors(int(megabytes * 1_000_000))
     copies = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     manifests: list[WeightVersion] = []
-    copy, publish, pull, behind = [], [], [], []
-    with WeightStore(default_root("benchmark"), keep=1) as store:
-        try:
-            started = time.perf_counter()
-            publisher = Publisher(store, manifests.append, tensor_specs(weights), copy=copy_tensor)
-            publisher.flush()
-            pages = time.perf_counter() - started
-            for number in range(1, repetitions + 1):
-                copy.append(_timed(lambda: _copy(weights, copies)))
-                publish.append(_timed(lambda n=number: _publish(publisher, weights, n)))
-                behind.append(_timed(publisher.flush))
-                pull.append(_timed(lambda: _pull(store, manifests[-1], copies)))
-            publisher.close()
-        finally:
-            store.destroy()
-    return MemoryTimes(copy, publish, pull, behind, pages)
+    copy, stall, pull, behind = [], [], [], []
+    with temporary_store(default_root("benchmark"), keep=1) as store:
+        started = time.perf_counter()
+        publisher = Publisher(store, manifests.append, tensor_specs(weights), copy=copy_tensor)
+        publisher.flush()
+        pages = time.perf_counter() - started
+        for number in range(1, repetitions + 1):
+            copy.append(_timed(lambda: _copy(weights, copies)))
+            stall.append(_timed(partial(publish, publisher, weights, PolicyVersion(1, number))))
+            behind.append(_timed(publisher.flush))
+            pull.append(_timed(lambda: _pull(store, manifests[-1], copies)))
+        publisher.close()
+    return MemoryTimes(copy, stall, pull, behind, pages)
 
 
 def _tensors(size: int) -> Tensors:
@@ -75,12 +74,6 @@ def _tensors(size: int) -> Tensors:
 def _copy(weights: Tensors, copies: Tensors) -> None:
     for name, tensor in weights.items():
         copies[name].copy_(tensor)
-
-
-def _publish(publisher: Publisher, weights: Tensors, number: int) -> None:
-    publisher.publish(
-        weights, PolicyVersion(1, number), step=number, batches=(), batch_offsets=(), trajectories_trained=0
-    )
 
 
 def _pull(store: WeightStore, manifest: WeightVersion, copies: Tensors) -> None:

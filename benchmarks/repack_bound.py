@@ -15,7 +15,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -157,13 +157,17 @@ class Simulation:
         replica.engine.load(None, PolicyVersion(1, replica.version))  # type: ignore[arg-type]
         most = (DEFAULT_CONTEXT - cluster.prompt) // cluster.stride
         sampling = Sampling(1.0, 1.0, 0, most, (END,), cluster.seed)
-        for _ in range(cluster.batch):
-            group, member = divmod(self._next, 16)
-            prompt = np.full(cluster.prompt // cluster.stride, 1 + group % 30_000, np.int32)
-            request = Request(f"p{group}.{member}", prompt, sampling)
-            self._next += 1
+        for name, token in self._batch():
+            request = Request(name, np.full(cluster.prompt // cluster.stride, 1 + token, np.int32), sampling)
             replica.engine.submit(request)
-            replica.requests[request.trajectory_id] = request, self.now
+            replica.requests[name] = request, self.now
+
+    def _batch(self) -> Iterator[tuple[str, int]]:
+        """The names of a batch's requests, each with a number of its prompt."""
+        for _ in range(self.cluster.batch):
+            group, member = divmod(self._next, 16)
+            self._next += 1
+            yield f"p{group}.{member}", group % 30_000
 
     def _step(self, replica: SimulatedReplica) -> None:
         for done in replica.engine.step():
@@ -269,15 +273,8 @@ def main() -> None:
     arguments.add_argument("--placements", nargs="+", default=list(PLACEMENTS), choices=list(PLACEMENTS))
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
-    cluster = Cluster(
-        replicas=options.replicas,
-        batch=options.batch,
-        prompt=options.prompt,
-        p50=options.p50,
-        p99=options.p99,
-        global_batch=options.global_batch,
-        seed=options.seed,
-    )
+    sizes = ("replicas", "batch", "prompt", "p50", "p99", "global_batch", "seed")
+    cluster = Cluster(**{name: getattr(options, name) for name in sizes})
     found: dict[str, Figures] = {}
     seconds: dict[str, float] = {}
     for name in options.placements:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import subprocess
@@ -37,6 +38,13 @@ class Results:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._file, json.dumps(self._results, indent=1))
         sys.stderr.write(f"{key}: {self._results[key]}\n")
+
+
+def add_results(arguments: argparse.ArgumentParser, file: str) -> None:
+    """Add the options about results, which are saved in `file`."""
+    arguments.add_argument("--results", type=Path, default=Path(file))
+    arguments.add_argument("--known", action="store_true", help="only print saved results")
+    arguments.add_argument("--json", action="store_true")
 
 
 def checked_out() -> str:

@@ -12,14 +12,13 @@ evenly, so its choices compress better: `--skew` adds a bias of that standard de
 from __future__ import annotations
 
 import argparse
-import json
 from math import comb, log2
 
 import numpy as np
 import pyarrow as pa
 import torch
-from rich.console import Console
-from rich.table import Table
+
+from benchmarks.tables import print_rows
 
 LAYERS, EXPERTS, CHOSEN, WIDTH = 48, 128, 8, 64
 TOKEN_BYTES = 9
@@ -34,15 +33,8 @@ def main() -> None:
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
     rows = [measure(options.tokens, skew) for skew in options.skew]
-    if options.json:
-        print(json.dumps(rows, indent=1))
-        return
-    table = Table(title=f"{LAYERS} layers, {CHOSEN} of {EXPERTS} experts; {TOKEN_BYTES} bytes a token without replay")
-    for name in rows[0]:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*[f"{value:,.4g}" for value in row.values()])
-    Console(width=120).print(table)
+    title = f"{LAYERS} layers, {CHOSEN} of {EXPERTS} experts; {TOKEN_BYTES} bytes a token without replay"
+    print_rows(rows, title, options.json, digits=4)
 
 
 def measure(tokens: int, skew: float) -> dict[str, float]:

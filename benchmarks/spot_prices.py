@@ -18,14 +18,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.preemption import EXAMPLE, endless_cluster
 from operators.autoscaler.config import AutoscalingConfig, PriceLimit
 from operators.autoscaler.prices import PriceTrace, parse_prices
-from pipelines.config import load_config
 from pipelines.simulate.prediction.autoscaling import PredictedAutoscaler
-from pipelines.simulate.prediction.cluster import Cluster
 from pipelines.simulate.prediction.world import PredictedWorld
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "emulated.toml"
 TRACE = Path(__file__).with_name("spot_prices.csv")
 
 
@@ -49,10 +47,8 @@ class Arm:
 
 def measure(name: str, config_file: Path, trace: PriceTrace, options: argparse.Namespace) -> Arm:
     """Play one arm: `price` follows the trace; the others have a fixed number of replicas."""
-    changes = [f"run.seed={options.seed}", "run.time_scale=1", "placement.repack_s=5", "rollout.heartbeat_s=1"]
     replicas = options.replicas if name != "half" else options.replicas // 2
-    changes += [f"rollout.replicas={replicas}", "trainer.optimizer_steps=1000000"]
-    world = PredictedWorld(Cluster(load_config(config_file, changes)))
+    world = PredictedWorld(endless_cluster(config_file, options.seed, f"rollout.replicas={replicas}"))
     few = replicas // 2 if name == "price" else replicas
     scaling = AutoscalingConfig(
         "price",
@@ -68,9 +64,8 @@ def measure(name: str, config_file: Path, trace: PriceTrace, options: argparse.N
     world.run()
     counts, decisions = scaler.departures.counts, tuple(scaler.changes)
     steps = len(world.training.steps)
-    return Arm(
-        name, scaler.departures.generated, steps, scaler.replica_hours, scaler.cost, counts.lost_tokens, decisions
-    )
+    generated, hours = scaler.departures.generated, scaler.replica_hours
+    return Arm(name, generated, steps, hours, scaler.cost, counts.lost_tokens, decisions)
 
 
 def main() -> None:

@@ -23,9 +23,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.gpu.batches import training_batch
+from benchmarks.tables import print_rows
 from infra.models.checkpoint_folder import load_model, save_folder
 from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
@@ -35,8 +35,6 @@ from operators.trainer.learner import Learner
 from operators.trainer.packing import micro_batches
 from operators.trainer.policy import load_policy, token_logprobs
 from pipelines.present.report.machine import describe_machine
-from schemas import columns
-from schemas.identity import trajectory_id
 from schemas.records import MicroBatch
 
 GROUPS, SAMPLES, PROMPT = 16, 8, 9
@@ -64,19 +62,7 @@ def main() -> None:
         print(json.dumps({"machine": describe_machine(), "updates": rows}, indent=1))
         return
     machine = describe_machine()
-    table = Table(
-        title=f"One update of {GROUPS * SAMPLES} sequences, one thread of {machine['cpu']}", title_justify="left"
-    )
-    for name in rows[0]:
-        table.add_column(name, justify="left" if name == "lengths" else "right")
-    for row in rows:
-        table.add_row(
-            *[
-                value if isinstance(value, str) else f"{value:,.3g}" if value < 100 else f"{value:,.0f}"
-                for value in row.values()
-            ]
-        )
-    Console(width=120).print(table)
+    print_rows(rows, f"One update of {GROUPS * SAMPLES} sequences, one thread of {machine['cpu']}", as_json=False)
 
 
 def measure(folder: Path, kind: str, budget: int, repetitions: int) -> dict[str, float | str]:
@@ -120,30 +106,9 @@ def draw(kind: str) -> MicroBatch:
         "long-tailed": source.lognormal(np.log(39), 0.9, count).clip(4, 400).astype(int),
     }[kind]
     lengths = responses + PROMPT
-    masks = np.concatenate([np.arange(length) >= PROMPT for length in lengths])
-    zeros = columns.integers([0] * count)
-    return MicroBatch(
-        batch=0,
-        index=0,
-        count=1,
-        rank=0,
-        token_ids=columns.token_ids(source.integers(2, 250, len(masks)).astype(np.int32)),
-        logprobs=columns.floats(np.where(masks, -5.5, 0)),
-        loss_mask=columns.flags(masks),
-        lengths=columns.integers(lengths),
-        prompt_lengths=columns.integers([PROMPT] * count),
-        rewards=columns.floats(np.tile([0.0, 1.0], count // 2)),
-        temperatures=columns.floats([1.0] * count),
-        truncated=columns.flags([False] * count),
-        trajectory_ids=tuple(trajectory_id("train", g, s) for g in range(GROUPS) for s in range(SAMPLES)),
-        version_epochs=zeros,
-        version_numbers=zeros,
-        staleness=zeros,
-        lineage_partitions=zeros,
-        lineage_offsets=columns.integers(range(count)),
-        breaks=columns.integers([]),
-        context_rewards=columns.floats([]),
-    )
+    token_ids = np.split(source.integers(2, 250, lengths.sum()), lengths.cumsum()[:-1])
+    logprobs = [np.where(np.arange(length) >= PROMPT, -5.5, 0) for length in lengths]
+    return training_batch(token_ids, PROMPT, logprobs, np.tile([0.0, 1.0], count // 2), group=SAMPLES)
 
 
 class PlainLoop:

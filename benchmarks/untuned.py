@@ -32,7 +32,7 @@ from rich.table import Table
 
 from benchmarks.evidence_arms import reinforcement_arm, sample
 from benchmarks.recipe import Loop, numbered_questions
-from benchmarks.results import Result, Results
+from benchmarks.results import Result, Results, add_results
 from infra.models.checkpoint_folder import save_folder
 from infra.models.demo import build_demo_model
 from infra.models.weights import save_weights
@@ -57,9 +57,7 @@ def main() -> None:
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments.add_argument("--heldout", type=int, default=256)
     arguments.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting to change")
-    arguments.add_argument("--results", type=Path, default=Path("runs/untuned.json"))
-    arguments.add_argument("--known", action="store_true", help="only print saved results")
-    arguments.add_argument("--json", action="store_true")
+    add_results(arguments, "runs/untuned.json")
     options = arguments.parse_args()
     torch.set_num_threads(1)
     done = Results(options.results)

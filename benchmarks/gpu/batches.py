@@ -33,8 +33,9 @@ def training_batch(
     rewards: np.ndarray,
     version: PolicyVersion = IMPORTED,
     first: int = 0,
+    group: int = GROUP,
 ) -> MicroBatch:
-    """A batch of sequences with prompts of `prompt` tokens, in groups of GROUP, that `version` generated; the batch
+    """A batch of sequences with prompts of `prompt` tokens, in groups of `group`, that `version` generated; the batch
     changes the weights of `version`. `logprobs` include the prompts'. Without those before `first` it is a rank's part.
     """
     count, lengths = len(token_ids), np.array([len(each) for each in token_ids])
@@ -55,7 +56,7 @@ def training_batch(
         "context_rewards": np.empty(0, np.float32),
     }
     columns: dict[str, Any] = {name: _Column(each) for name, each in values.items()}
-    names = tuple(trajectory_id("train", i // GROUP, i % GROUP) for i in range(first, first + count))
+    names = tuple(trajectory_id("train", i // group, i % group) for i in range(first, first + count))
     return MicroBatch(batch=version.number, index=0, count=1, rank=0, trajectory_ids=names, **columns)
 
 

@@ -13,16 +13,19 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.engine_sides import completions
+from benchmarks.engine_weights import load_version
 from benchmarks.gpu.batches import GROUP, training_batch
 from benchmarks.gpu.engine import PROMPT, dtype_of, open_engine, root_of_two
 from benchmarks.gpu.figures import Figure, peak_bytes, synchronize
 from benchmarks.gpu.learner import learner_config
 from benchmarks.gpu.settings import GIB, Settings
 from benchmarks.gpu.weights import Written
+from benchmarks.stores import publish, temporary_store
 from infra.models.dtypes import tensor_specs
 from infra.store.publisher import Publisher
 from infra.store.weight_store import WeightStore
-from operators.rollout.engine import Completion, Request
+from operators.rollout.engine import Request
 from operators.rollout.transformers_engine import TransformersEngine
 from operators.trainer.learner import Learner
 from schemas.identity import trajectory_id
@@ -41,25 +44,25 @@ def cycle(settings: Settings, model: Path) -> list[Figure]:
     good = (engine.model.get_input_embeddings().weight[:, 0] > 0).cpu().numpy()
     marks: list[list[float]] = []
     rewards, mismatches = [], []
-    with WeightStore(root_of_two(model), keep=2) as store:
-        try:
-            with closing(Publisher(store, lambda _: None, tensor_specs(weights.specs()))) as publisher:
-                version = PolicyVersion(1, 0)
-                _load(engine, store, publisher, weights, version)  # the learner's weights, rounded as later ones
-                for number in range(settings.rounds):
-                    times = [_now(settings)]
-                    batch, reward = _generate(engine, settings, version, good)
-                    times.append(_now(settings))
-                    metrics = learner.update([batch])
-                    times.append(_now(settings))
-                    version = PolicyVersion(1, number + 1)
-                    _load(engine, store, publisher, weights, version)
-                    times.append(_now(settings))
-                    marks.append(times)
-                    rewards.append(reward)
-                    mismatches.append(metrics["mismatch/kl"])
-        finally:
-            store.destroy()
+    specs = tensor_specs(weights.specs())
+    with (
+        temporary_store(root_of_two(model)) as store,
+        closing(Publisher(store, lambda _: None, specs)) as publisher,
+    ):
+        version = PolicyVersion(1, 0)
+        _load(engine, store, publisher, weights, version)  # the learner's weights, rounded as later ones
+        for number in range(settings.rounds):
+            times = [_now(settings)]
+            batch, reward = _generate(engine, settings, version, good)
+            times.append(_now(settings))
+            metrics = learner.update([batch])
+            times.append(_now(settings))
+            version = PolicyVersion(1, number + 1)
+            _load(engine, store, publisher, weights, version)
+            times.append(_now(settings))
+            marks.append(times)
+            rewards.append(reward)
+            mismatches.append(metrics["mismatch/kl"])
     took = np.median(np.diff(marks[1:] or marks, axis=1), axis=0)
     sixth = -(-settings.rounds // 6)
     first = float(np.mean(rewards[:sixth]))
@@ -82,11 +85,7 @@ def _generate(
     prompts = source.integers(1, 500, (settings.slots // GROUP, PROMPT)).astype(np.int32)
     sampling = Sampling(1.0, 1.0, 0, settings.response // 4, (), version.number)
     names = [(i, trajectory_id("train", version.number << 16 | i // GROUP, i % GROUP)) for i in range(settings.slots)]
-    for i, name in names:
-        engine.submit(Request(name, prompts[i // GROUP], sampling))
-    done: dict[str, Completion] = {}
-    while len(done) < len(names):
-        done |= {each.trajectory_id: each for each in engine.step()}
+    done = completions(engine, [Request(name, prompts[i // GROUP], sampling) for i, name in names])
     generated = [done[name].generated for _, name in names]
     rewards = np.array([good[each.token_ids].mean() for each in generated])
     token_ids = [np.concatenate([prompts[i // GROUP], each.token_ids]) for i, each in enumerate(generated)]
@@ -98,17 +97,9 @@ def _load(
     engine: TransformersEngine, store: WeightStore, publisher: Publisher, weights: object, version: PolicyVersion
 ) -> None:
     """Publish `weights` as `version`, and load it into `engine`."""
-    publisher.publish(
-        Written(weights),  # type: ignore[arg-type]
-        version,
-        step=version.number,
-        batches=[version.number],
-        batch_offsets=[version.number],
-        trajectories_trained=version.number,
-    )
+    publish(publisher, Written(weights), version)  # type: ignore[arg-type]
     publisher.flush()
-    with store.pin(version) as file:
-        engine.load(file, version)
+    load_version(engine, store, version)
 
 
 def _now(settings: Settings) -> float:

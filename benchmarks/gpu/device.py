@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from benchmarks.gpu.figures import Figure, seconds
 from benchmarks.gpu.settings import Settings
+from benchmarks.models import NO_END
 
 
 def roofs(settings: Settings, model: Path) -> list[Figure]:
@@ -40,7 +41,7 @@ def roofs(settings: Settings, model: Path) -> list[Figure]:
 def make_model(settings: Settings, model: Path) -> list[Figure]:
     """Make the model with random weights on the device, and save it in folder `model`."""
     torch.manual_seed(0)
-    config = Qwen2Config(**settings.shape.config, bos_token_id=None, eos_token_id=None, pad_token_id=0)  # type: ignore[arg-type]
+    config = Qwen2Config(**settings.shape.config, **NO_END)  # type: ignore[arg-type]
     with torch.device(settings.device):
         made = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     made.save_pretrained(model)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from benchmarks.engine_sides import completions
 from benchmarks.gpu.batches import batch_of
 from benchmarks.gpu.device import make_model
 from benchmarks.gpu.engine import requests
@@ -55,12 +56,7 @@ def equality(settings: Settings, model: Path) -> list[Figure]:
 
 def _generate(folder: Path, device: str, *, slots: int = 8, **options: Any) -> dict[str, Completion]:
     engine = TransformersEngine(load_model(folder).to(device), slots=slots, context=128, **options)
-    for request in requests(REQUESTS, TOKENS, 0):
-        engine.submit(request)
-    done: dict[str, Completion] = {}
-    while len(done) < REQUESTS:
-        done |= {each.trajectory_id: each for each in engine.step()}
-    return done
+    return completions(engine, requests(REQUESTS, TOKENS, 0))
 
 
 def compare(expected: Mapping[str, Completion], found: Mapping[str, Completion]) -> tuple[float, float]:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
+from benchmarks.engine_sides import completions
 from benchmarks.gpu.batches import training_batch
 from benchmarks.gpu.device import make_model
 from benchmarks.gpu.engine import requests
@@ -30,7 +31,6 @@ from benchmarks.gpu.learner import OneRank, learner_config
 from benchmarks.gpu.settings import TINY, Settings
 from infra.models.checkpoint_folder import load_model
 from infra.models.local_part import local_part
-from operators.rollout.engine import Completion
 from operators.rollout.kv_slots import KVSlots
 from operators.rollout.transformers_engine import TransformersEngine
 from operators.trainer.config import AlgorithmConfig, LoraConfig
@@ -169,24 +169,15 @@ def _moved_kv(settings: Settings, folder: Path) -> dict[str, tuple[float, Goal]]
     batch = requests(8, TOKENS, 1)
     whole, first, second = (_open(settings, folder) for _ in range(3))
     for request in batch:
-        whole.submit(request)
         first.submit(request)
     ended = [each for _ in range(TOKENS // 2) for each in first.step()]
     assert not ended
     moving = first.release([request.trajectory_id for request in batch], with_kv=True)
     assert all(partial.kv is not None for partial in moving.values())
-    for request in batch:
-        second.submit(replace(request, partial=moving[request.trajectory_id]))
-    same, _ = compare(_finish(whole, len(batch)), _finish(second, len(batch)))
+    resumed = [replace(request, partial=moving[request.trajectory_id]) for request in batch]
+    same, _ = compare(completions(whole, batch), completions(second, resumed))
     return {"differing rows, moved KV": (wrong, ("<=", 0)), "equal tokens, moved KV": (same, (">=", 0.99))}
 
 
 def _open(settings: Settings, folder: Path) -> TransformersEngine:
     return TransformersEngine(load_model(folder).to(settings.device), slots=8, context=128)
-
-
-def _finish(engine: TransformersEngine, count: int) -> dict[str, Completion]:
-    done: dict[str, Completion] = {}
-    while len(done) < count:
-        done |= {each.trajectory_id: each for each in engine.step()}
-    return done

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from benchmarks.models import qwen2
+
 GIB = 1 << 30
-_COMMON = {"max_position_embeddings": 4096, "tie_word_embeddings": True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,48 +19,36 @@ class Shape:
     memory: int
 
 
-def _qwen2(hidden: int, mlp: int, layers: int, heads: int, vocabulary: int = 151_936) -> dict[str, int | bool]:
-    return {
-        "vocab_size": vocabulary,
-        "hidden_size": hidden,
-        "intermediate_size": mlp,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": 2,
-        **_COMMON,
-    }
-
-
 SHAPES = (
-    Shape(name="Qwen2.5-1.5B", config=_qwen2(1536, 8960, 28, 12), memory=70 * GIB),
-    Shape(name="Qwen2.5-0.5B", config=_qwen2(896, 4864, 24, 14), memory=30 * GIB),
-    Shape(name="0.1B", config=_qwen2(512, 2048, 8, 8, 32_768), memory=0),
+    Shape(name="Qwen2.5-1.5B", config=qwen2(1536, 8960, 28, 12, 151_936), memory=70 * GIB),
+    Shape(name="Qwen2.5-0.5B", config=qwen2(896, 4864, 24, 14, 151_936), memory=30 * GIB),
+    Shape(name="0.1B", config=qwen2(512, 2048, 8, 8, 32_768), memory=0),
 )
 """From large to small."""
-TINY = Shape(name="tiny", config=_qwen2(64, 128, 2, 4, 512), memory=0)
+TINY = Shape(name="tiny", config=qwen2(64, 128, 2, 4, 512), memory=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the parts measure. Times are seconds."""
+    """What the parts measure, by default on a GPU. Times are seconds."""
 
     device: str
     shape: Shape
-    slots: int
-    response: int
+    slots: int = 64
+    response: int = 256
     """Tokens of every response whose tokens/s are compared."""
-    refresh_s: float
-    repetitions: int
-    rounds: int
+    refresh_s: float = 10.0
+    repetitions: int = 3
+    rounds: int = 16
     """Rounds of generation and training."""
-    sequences: int
+    sequences: int = 64
     """Sequences of a training batch, of `length` tokens, half of them trained."""
-    length: int
-    micro_batch_tokens: int
-    matrix: int
+    length: int = 512
+    micro_batch_tokens: int = 8192
+    matrix: int = 8192
     """Rows and columns of the matrices whose product is the roof."""
-    copy_bytes: int
-    attention_lengths: tuple[int, ...]
+    copy_bytes: int = GIB
+    attention_lengths: tuple[int, ...] = (4096, 2048, 2048, *(512,) * 16)
     gpus: int = 1
     """Ranks of the parts with several."""
     start: str = "fork"
@@ -84,19 +73,4 @@ def settings_for(device: str, memory: int) -> Settings:
             copy_bytes=1 << 20,
             attention_lengths=(16, 8),
         )
-    shape = next(shape for shape in SHAPES if memory >= shape.memory)
-    return Settings(
-        device=device,
-        shape=shape,
-        slots=64,
-        response=256,
-        refresh_s=10.0,
-        repetitions=3,
-        rounds=16,
-        sequences=64,
-        length=512,
-        micro_batch_tokens=8192,
-        matrix=8192,
-        copy_bytes=GIB,
-        attention_lengths=(4096, 2048, 2048, *(512,) * 16),
-    )
+    return Settings(device=device, shape=next(shape for shape in SHAPES if memory >= shape.memory))

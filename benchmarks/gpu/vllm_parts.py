@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from benchmarks.engine_sides import completions
 from benchmarks.engine_weights import VERSIONS, load_version, two_versions
 from benchmarks.gpu.engine import PROMPT, decode_rate, requests, root_of_two
 from benchmarks.gpu.figures import Figure, seconds
@@ -77,7 +78,7 @@ def sleep(settings: Settings, model: Path) -> list[Figure]:
     options = {"enable_sleep_mode": True} if settings.device != "cpu" else {}
     with _opened(settings, model, "laminar", **options) as (engine, vllm):
         core, batch = vllm.engine_core, requests(settings.slots, settings.response, 0)
-        before, free = _completions(engine, batch), _free(settings)
+        before, free = completions(engine, batch), _free(settings)
         finish_steps(vllm)
         began = time.perf_counter()
         core.sleep(1)
@@ -85,7 +86,7 @@ def sleep(settings: Settings, model: Path) -> list[Figure]:
         began = time.perf_counter()
         core.wake_up()
         woken = time.perf_counter() - began
-        after = _completions(engine, batch)
+        after = completions(engine, batch)
     equal = sum((before[name].generated.token_ids == after[name].generated.token_ids).all() for name in before)
     return [
         Figure("sleep", 1e3 * slept, "ms", note="weights to the host's memory"),
@@ -140,7 +141,7 @@ def _loads(
         )
         assert engine.version is not None
         batch = requests(settings.slots, settings.response, 1 << 10)
-        kl, mean = _mismatch(settings, model, store.path(engine.version), batch, _completions(engine, batch))
+        kl, mean = _mismatch(settings, model, store.path(engine.version), batch, completions(engine, batch))
     return [
         Figure("load of a version", 1e3 * took, "ms", note=f"{size / took / 1e9:.1f} GB/s"),
         Figure("mismatch with its weights in float32", kl, "nats", goal, note=f"k3; mean |Δ| {mean:.2g}"),
@@ -165,15 +166,6 @@ def _mismatch(
             off.append(exact.astype(np.float64) - found.logprobs)
     delta = np.concatenate(off)
     return float((np.exp(delta) - delta - 1).mean()), float(np.abs(delta).mean())
-
-
-def _completions(engine: VllmEngine, batch: list[Request]) -> dict[str, Completion]:
-    done: dict[str, Completion] = {}
-    for request in batch:
-        engine.submit(request)
-    while len(done) < len(batch):
-        done |= {each.trajectory_id: each for each in engine.step()}
-    return done
 
 
 def _free(settings: Settings) -> int:

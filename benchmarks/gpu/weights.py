@@ -16,10 +16,10 @@ from benchmarks.gpu.engine import open_engine, root_of_two
 from benchmarks.gpu.figures import Figure, seconds, synchronize
 from benchmarks.gpu.learner import learner_config
 from benchmarks.gpu.settings import Settings
+from benchmarks.stores import publish, temporary_store
 from infra.models.dtypes import tensor_specs
 from infra.models.weights import mapped_tensors, weight_tensors
 from infra.store.publisher import Publisher
-from infra.store.weight_store import WeightStore
 from operators.trainer.learner import Learner
 from operators.trainer.published_weights import PublishedWeights
 from operators.trainer.ranks import ALONE
@@ -33,29 +33,19 @@ def publication(settings: Settings, model: Path) -> list[Figure]:
     weights = learner.weights(torch.bfloat16)
     specs = tensor_specs(weights.specs())
     stalls, completions = [], []
-    with WeightStore(root_of_two(model), keep=2) as store:
-        try:
-            with closing(Publisher(store, lambda _: None, specs)) as publisher:
-                for number in range(1, settings.repetitions + 3):
-                    synchronize(settings.device)
-                    began = time.perf_counter()
-                    publisher.publish(
-                        Written(weights),
-                        PolicyVersion(1, number),
-                        step=number,
-                        batches=[number],
-                        batch_offsets=[number],
-                        trajectories_trained=number,
-                    )
-                    stalls.append(time.perf_counter() - began)
-                    publisher.flush()
-                    completions.append(time.perf_counter() - began)
-            newest = store.newest()
-            assert newest is not None
-            size = store.path(newest).stat().st_size
-            differing = _differing(store.path(newest), dict(weights.items()))
-        finally:
-            store.destroy()
+    with temporary_store(root_of_two(model)) as store:
+        with closing(Publisher(store, lambda _: None, specs)) as publisher:
+            for number in range(1, settings.repetitions + 3):
+                synchronize(settings.device)
+                began = time.perf_counter()
+                publish(publisher, Written(weights), PolicyVersion(1, number))
+                stalls.append(time.perf_counter() - began)
+                publisher.flush()
+                completions.append(time.perf_counter() - began)
+        newest = store.newest()
+        assert newest is not None
+        size = store.path(newest).stat().st_size
+        differing = _differing(store.path(newest), dict(weights.items()))
     stall, copy = statistics.median(stalls[2:]), _copy_to_pinned(settings, size)
     return [
         Figure("bytes of a version", size / 1e9, "GB", note=f"store in {root_of_two(model).parent}"),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.models import qwen2
 from benchmarks.publication import make_model, measure
-
-TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 128}
 
 
 def test_publication_is_measured_with_one_rank(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", TINY)
+    make_model(tmp_path / "model", qwen2(32, 64, 2, 8, 128, kv=4, context=64))
     found = measure(tmp_path, 1, "bfloat16", 1)
     assert found["ranks"] == 1
     assert found["MB"] > 0
