@@ -9,15 +9,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
+from annotated_types import Ge, Le
 
 from infra.deploy.config import DeployConfig
 from infra.files import write_atomically
 from infra.kafka.properties import ClientProperties
 from infra.models.sizes import context_length, vocabulary_size
 from infra.name_lookup import suggest_name
+from infra.setting_types import CheckedSettings, Positive, PositiveInt, requirement
 from operators.agents.config import AgentsConfig
 from operators.autoscaler.config import AutoscalingConfig
 from operators.evaluation.config import EvaluationConfig
@@ -43,6 +45,8 @@ _TASK_CLASSES: Mapping[str, type] = {"prompts": TaskConfig, "score": Rubric}
 """Sections with tasks, and the class whose keys a task inherits from its section unless it sets them itself."""
 _DEFAULT_PROMPTS: Mapping[str, Any] = {"task": "chain_sum"}
 """The default [prompts] section."""
+_OF_BOUNDS = {"greater_than_equal", "greater_than", "less_than_equal", "less_than", "predicate_failed"}
+"""The types of pydantic's errors about the bounds of `infra.setting_types`."""
 
 
 class ConfigError(ValueError):
@@ -69,7 +73,7 @@ class ConfigProblems(ConfigError):
 
 
 @dataclass(frozen=True)
-class KafkaConfig:
+class KafkaConfig(CheckedSettings):
     """The Kafka cluster. Without `bootstrap_servers`, `laminar run` starts a local broker in the run's folder."""
 
     bootstrap_servers: str = ""
@@ -77,30 +81,22 @@ class KafkaConfig:
     client_properties: str = ""
     """A client.properties file with the Java clients' property names: security, timeouts. `{role}` in its path stands
     for the pipeline that reads it, and for `admin` in commands."""
-    partitions: int = 1
+    partitions: PositiveInt = 1
     """Partitions of the data topics, fixed for a run: the upper bound on the shards of any role."""
     replication_factor: int = -1
     """Replicas of each partition, from 3 on with a majority as min.insync.replicas; -1: the brokers' default."""
-    outage_timeout_s: float = 180.0
+    outage_timeout_s: Positive = 180.0
     """How long Kafka may be unreachable before `laminar run` fails."""
-    transaction_timeout_s: float = 60.0
+    transaction_timeout_s: Annotated[float, Ge(1), Le(3600)] = 60.0
     """transaction.timeout.ms of all producers, at most the brokers' transaction.max.timeout.ms (by default 15 minutes,
     of a run's own broker an hour). An open transaction of a dead process blocks read_committed consumers for this long,
     unless its successor starts earlier."""
-    metrics_hours: float = 168.0
+    metrics_hours: Annotated[float, Ge(1)] = 168.0
     """Retention of the metrics topic; inf: unlimited. `metrics.jsonl` in the run's folder keeps all metrics."""
 
-    def __post_init__(self) -> None:
-        if self.partitions < 1:
-            raise ValueError(f"partitions must be at least 1, not {self.partitions}")
+    def _check(self) -> None:
         if self.replication_factor != -1 and self.replication_factor < 1:
             raise ValueError(f"replication_factor must be at least 1, or -1, not {self.replication_factor}")
-        if not self.outage_timeout_s > 0:
-            raise ValueError(f"outage_timeout_s must be positive, not {self.outage_timeout_s}")
-        if not 1 <= self.transaction_timeout_s <= 3600:
-            raise ValueError(f"transaction_timeout_s must be from 1 to 3600, not {self.transaction_timeout_s}")
-        if not self.metrics_hours >= 1:
-            raise ValueError(f"metrics_hours must be at least 1, not {self.metrics_hours}")
 
     def for_role(self, role: str) -> KafkaConfig:
         """The section with `{role}` replaced by `role`."""
@@ -386,6 +382,9 @@ def _error_line(origin: str, problem: Mapping[str, Any], changed: Collection[str
     message = problem["msg"].removeprefix("Value error, ")
     origin = "--set" if is_about_a_change(where, message, changed) else origin
     given = problem.get("input")
+    if problem["type"] in _OF_BOUNDS:
+        section, _, name = re.sub(r"(\.\d+)+$", "", where).rpartition(".")  # without the number of an item
+        return f"{origin}: {section}: {name} must be {requirement(problem.get('ctx', {'func': None}))}, not {given}"
     shown = "" if isinstance(given, dict | list) else f" (it is {given!r})"
     if problem["type"] == "literal_error" and isinstance(given, str):
         shown += suggest_name(given, re.findall(r"'([^']+)'", message), 0)

@@ -35,9 +35,10 @@ def apply_change(table: dict[str, Any], change: str) -> None:
 
 
 def is_about_a_change(where: str, message: str, changed: Collection[str]) -> bool:
-    """Whether an error at `where` is about one of the keys `changed`; that of a whole section names its keys."""
+    """Whether an error at `where` is about one of the keys `changed`, or a part of it; a section's names its keys."""
     names = {name for section, _, name in (key.rpartition(".") for key in changed) if section == where}
-    return where in changed or not names.isdisjoint(re.findall(r"\w+", message))
+    within = any(f"{where}.".startswith(f"{key}.") for key in changed)
+    return within or not names.isdisjoint(re.findall(r"\w+", message))
 
 
 def _item(items: list[Any], number: str, change: str, path: Sequence[str]) -> Any:

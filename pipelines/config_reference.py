@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from infra.setting_types import bounds_of, requirement
 from pipelines.config import Config, parse_config
 from pipelines.config_draft import adapter
 
@@ -69,7 +70,6 @@ KEY_UNITS: Mapping[str, str] = {
     "evaluation.periodic_questions": "questions",
 }
 """Units of keys whose suffix names none, or another one."""
-_NUMBERS = (int, float)
 _SIMPLE: Mapping[Any, str] = {
     bool: "true or false",
     int: "integer",
@@ -181,7 +181,7 @@ def json_schema() -> dict[str, Any]:
 
 def _sections(kind: Any, key: str, value: Any, optional: bool = False) -> Iterator[Section]:
     own, below = [], []
-    for name, hint in get_type_hints(kind).items():
+    for name, hint in get_type_hints(kind, include_extras=True).items():
         if name not in {field.name for field in dataclasses.fields(kind)}:
             continue
         dotted, inner = f"{key}.{name}".lstrip("."), _table_of(hint)
@@ -204,7 +204,8 @@ def _setting(kind: Any, name: str, key: str, hint: Any, current: Any) -> Setting
     if current is dataclasses.MISSING or field.default is None:  # unset, also where other keys decide it
         current = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     default = "" if current is dataclasses.MISSING else "unset" if current is None else _toml(current)
-    return Setting(key, _type_text(hint), default, _unit(key, hint), _paragraph(_descriptions(kind).get(name) or ""))
+    text = _type_text(hint)
+    return Setting(key, text, default, _unit(key, text), _paragraph(_descriptions(kind).get(name) or ""))
 
 
 def _toml(value: Any) -> str:
@@ -221,6 +222,8 @@ def _toml(value: Any) -> str:
 
 def _type_text(hint: Any) -> str:
     arguments = get_args(hint)
+    if get_origin(hint) is Annotated:
+        return f"{_type_text(arguments[0])}, {' and '.join(map(requirement, bounds_of(hint)))}"
     if get_origin(hint) is Literal:
         return " | ".join(f'"{choice}"' for choice in arguments)
     if get_origin(hint) in (Union, UnionType):
@@ -228,14 +231,14 @@ def _type_text(hint: Any) -> str:
     if get_origin(hint) in (tuple, list):
         return f"list of {_type_text(arguments[0])}"
     if get_origin(hint) is not None and issubclass(get_origin(hint), Mapping):
-        return "table"
+        return f"table of {_type_text(arguments[1])}" if bounds_of(arguments[1]) else "table"
     return _SIMPLE.get(hint, getattr(hint, "__name__", str(hint)))
 
 
-def _unit(key: str, hint: Any) -> str:
+def _unit(key: str, kind: str) -> str:
     if key in KEY_UNITS:
         return KEY_UNITS[key]
-    if not any(part in _NUMBERS for part in (hint, *get_args(hint))):
+    if not re.match(r"(list of |table of )?(integer|number)", kind):
         return ""
     ends = sorted((end for end in UNITS if key.endswith(end)), key=len)
     return UNITS[ends[-1]] if ends else ""
@@ -243,7 +246,8 @@ def _unit(key: str, hint: Any) -> str:
 
 def _table_of(hint: Any) -> Any:
     """The configuration class in `hint`, which may be optional or a list; None if there is none."""
-    return next((part for part in (hint, *get_args(hint)) if dataclasses.is_dataclass(part)), None)
+    parts = (part for part in (hint, *get_args(hint)) if isinstance(part, type))
+    return next(filter(dataclasses.is_dataclass, parts), None)
 
 
 def _is_list(hint: Any) -> bool:

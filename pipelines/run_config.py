@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from infra.runners.liveness import StepBudget
+from infra.setting_types import (
+    CheckedSettings,
+    FiniteNonNegative,
+    FinitePositive,
+    NonNegativeInt,
+    PositiveInt,
+    PositiveShare,
+    Seed,
+)
 from pipelines.roles import COMPACT_CORES
 from schemas.topics import run_prefix
 
@@ -16,16 +24,16 @@ TrackerName = Literal["mlflow", "tensorboard", "trackio", "wandb"]
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(CheckedSettings):
     """The run. `name` is part of its topic names; default: the task and the time. `folder` holds all runs."""
 
     name: str = ""
     """The run's name, a part of its topics' names; empty: made of task and time."""
     folder: Path = Path("runs")
     """The folder that holds the folders of all runs."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of prompts, sampling and warm start, unless their own sections set one."""
-    time_scale: float = 1.0
+    time_scale: FinitePositive = 1.0
     """Emulated seconds per real second, if rollout.engine is emulated."""
     trackers: tuple[TrackerName, ...] = ()
     """Trackers that receive metrics in addition to metrics.jsonl; each needs the package extra of its name."""
@@ -34,38 +42,24 @@ class RunConfig:
     roles without a model (all but rollout, trainer, gateway, agents, and score if its verifiers may be slow) are
     branches of one pipeline in one process, which saves memory and start-up. `auto`: compact on up to 4 cores, else
     isolated."""
-    audit_every_s: float = 120.0
+    audit_every_s: FiniteNonNegative = 120.0
     """Seconds between audits while the run is active, more if an audit takes long; 0: one audit, at the end."""
-    stop_error_share: float = 1.0
+    stop_error_share: PositiveShare = 1.0
     """The run stops when this share of the newest `stop_error_window` scored trajectories has an error, of the reward
     function, the environment or the generation."""
-    stop_error_window: int = 64
+    stop_error_window: NonNegativeInt = 64
     """Trajectories in the window of `stop_error_share`; 0: errors never stop the run."""
-    warn_steps: int = 10
+    warn_steps: PositiveInt = 10
     """Batches in a row without a gradient, or without a difference in rewards, before the run warns of it."""
     allow_no_learning: bool = False
     """Accept settings with which nothing can be learned, such as a learning rate of 0: to measure speed."""
 
-    check_timeout_s: float = 30.0
+    check_timeout_s: FiniteNonNegative = 30.0
     """Before the topics are written, rewards and environments are loaded and tried on a few prompts of each task: the
     time limit of each load, and of the prompts after the first. A single call has the limit `score.time_limit_s`, or
     `seconds` of the environment. 0: user code is not checked before the start."""
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.check_timeout_s < float("inf"):
-            raise ValueError(f"check_timeout_s must be 0 or more, not {self.check_timeout_s}")
-        if not 0 < self.stop_error_share <= 1:
-            raise ValueError(f"stop_error_share must be above 0 and at most 1, not {self.stop_error_share}")
-        if self.stop_error_window < 0:
-            raise ValueError(f"stop_error_window must be 0 or more, not {self.stop_error_window}")
-        if self.warn_steps < 1:
-            raise ValueError(f"warn_steps must be at least 1, not {self.warn_steps}")
-        if not 0 <= self.audit_every_s < float("inf"):
-            raise ValueError(f"audit_every_s must be 0 or more, not {self.audit_every_s}")
-        if not 0 < self.time_scale < float("inf"):
-            raise ValueError(f"time_scale must be positive, not {self.time_scale}")
-        if self.seed not in SEEDS:
-            raise ValueError(f"seed must be in [0, 2**29), not {self.seed}")
+    def _check(self) -> None:
         if self.name:
             run_prefix(self.name)
 
@@ -75,7 +69,7 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
-class ProgressConfig:
+class ProgressConfig(CheckedSettings):
     """Time limits of one step of each role, in seconds. A step that exceeds its limit is stalled.
 
     `restore_s` bounds the start of any role before its first step: load the model, read the checkpoint, wait for the
@@ -83,38 +77,32 @@ class ProgressConfig:
     records of one poll.
     """
 
-    restore_s: float = 3600.0
+    restore_s: FinitePositive = 3600.0
     """Time to load the model, read the checkpoint and the log, and wait for other ranks, before the first step."""
-    prompts_s: float = 600.0
+    prompts_s: FinitePositive = 600.0
     """Budget of one step of prompts."""
-    placement_s: float = 600.0
+    placement_s: FinitePositive = 600.0
     """Budget of one step of placement."""
-    rollout_s: float = 1800.0
+    rollout_s: FinitePositive = 1800.0
     """Budget of one step of rollout."""
-    relay_s: float = 600.0
+    relay_s: FinitePositive = 600.0
     """Budget of one step of the relay."""
-    score_s: float = 3600.0
+    score_s: FinitePositive = 3600.0
     """Budget of one step of score: the verifiers of one poll."""
-    experience_s: float = 600.0
+    experience_s: FinitePositive = 600.0
     """Budget of one step of experience."""
-    trainer_s: float = 7200.0
+    trainer_s: FinitePositive = 7200.0
     """Budget of one step of the trainer: one global batch."""
-    evaluation_s: float = 600.0
+    evaluation_s: FinitePositive = 600.0
     """Budget of one step of evaluation."""
-    gateway_s: float = 600.0
+    gateway_s: FinitePositive = 600.0
     """Budget of one step of the gateway."""
-    autoscaler_s: float = 600.0
+    autoscaler_s: FinitePositive = 600.0
     """Budget of one step of the autoscaler."""
-    agents_s: float = 600.0
+    agents_s: FinitePositive = 600.0
     """Budget of one step of agents: starting them, not what they do."""
     stalled: Literal["restart", "report"] = "restart"
     """On a stalled step: end the process, which is restarted, or only log a warning."""
-
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if each.name.endswith("_s") and not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{each.name} must be a positive number of seconds, not {value}")
 
     def budget(self, pipeline: str) -> StepBudget:
         """The time limits of a step of `pipeline`."""

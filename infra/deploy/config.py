@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Literal
 
+from infra.setting_types import CheckedSettings, NonNegativeInt, Positive, PositiveInt
+
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True)
-class DeployConfig:
+class DeployConfig(CheckedSettings):
     """Images, storage and machines of a deployment. Raises ValueError naming the invalid field."""
 
     image: str = "laminar:latest"
@@ -26,7 +28,7 @@ class DeployConfig:
     existing one of the same name."""
     volume_path: str = "/laminar"
     """Where that volume is mounted in every container; model.path and run.folder are folders below it."""
-    volume_gib: int = 200
+    volume_gib: PositiveInt = 200
     """Size of the claim."""
     volume_access: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
     """`ReadWriteOnce` only if all pods run on one machine."""
@@ -40,11 +42,11 @@ class DeployConfig:
     """Taints of these machines that their pods tolerate."""
     gpu_resource: str = "nvidia.com/gpu"
     """The resource by which containers request GPUs."""
-    gpus_per_machine: int = 8
+    gpus_per_machine: PositiveInt = 8
     """The ranks of a trainer with GPUs run in pods of up to this many, one pod a machine."""
-    memory_gib: Mapping[str, int] = field(default_factory=dict)
+    memory_gib: Mapping[str, PositiveInt] = field(default_factory=dict)
     """GiB of memory that a process of a role requests, by role; else computed from the model."""
-    cpus: Mapping[str, float] = field(default_factory=dict)
+    cpus: Mapping[str, Positive] = field(default_factory=dict)
     """Processors that a process of a role requests, by role; else 4 for rollout, 8 for trainer, 1 for others. There is
     no limit: a process uses those that are free."""
     model_folder: str = ""
@@ -54,7 +56,7 @@ class DeployConfig:
     gateway_service: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
     """The Service of a run's gateway. `ClusterIP`: only the run's agents may connect; else also agents outside of the
     cluster, and of the machine of a compose file (`laminar agents play`)."""
-    flink_slots: int = 0
+    flink_slots: NonNegativeInt = 0
     """Write a FlinkDeployment for the Flink operator with so many task managers of one slot, each with a pool of
     workers beside it, for `laminar submit data-plane --runner flink`; 0: none."""
     flink_operator_namespace: str = ""
@@ -64,16 +66,7 @@ class DeployConfig:
     strimzi_cluster: str = ""
     """Write a KafkaTopic for each topic and a KafkaUser for each role, for this cluster of the Strimzi operator."""
 
-    def __post_init__(self) -> None:
-        for name in ("volume_gib", "gpus_per_machine"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.flink_slots < 0:
-            raise ValueError(f"flink_slots must not be negative, not {self.flink_slots}")
-        for name in ("memory_gib", "cpus"):
-            for role, value in getattr(self, name).items():
-                if not value > 0:
-                    raise ValueError(f"{name}.{role} must be positive, not {value}")
+    def _check(self) -> None:
         for name in ("namespace", "flink_operator_namespace"):
             value = getattr(self, name)
             if not _LABEL.fullmatch(value) and (value or name == "namespace"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+
+from infra.setting_types import CheckedSettings, Positive, PositiveInt
 
 # The phrases that each demonstration task repeats in every question: one token each (see infra/models/demo.py).
 PHRASES: dict[str, tuple[str, ...]] = {
@@ -17,7 +19,7 @@ PHRASES: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class DemoModelConfig:
+class DemoModelConfig(CheckedSettings):
     """A Qwen2 model small enough to train on two CPU cores, and its tokenizer.
 
     `task` names the reasoning-gym task whose repeated phrases become single tokens; a task that is not in `PHRASES`
@@ -26,37 +28,31 @@ class DemoModelConfig:
 
     task: str = "chain_sum"
     """The task whose characters are in the tokenizer."""
-    hidden_size: int = 128
+    hidden_size: PositiveInt = 128
     """Width of the hidden states."""
-    layers: int = 3
+    layers: PositiveInt = 3
     """Transformer layers."""
-    heads: int = 4
+    heads: PositiveInt = 4
     """Attention heads."""
-    kv_heads: int = 2
+    kv_heads: PositiveInt = 2
     """Key and value heads (grouped-query attention)."""
-    mlp_size: int = 384
+    mlp_size: PositiveInt = 384
     """Width of the MLP."""
     phrases: tuple[str, ...] = ()  # additional phrases that are single tokens
     """Texts that are one token each."""
-    max_positions: int = 512  # tokens of prompt and response together
+    max_positions: PositiveInt = 512  # tokens of prompt and response together
     """Longest context in tokens."""
-    rope_theta: float = 10_000.0
+    rope_theta: Positive = 10_000.0
     """Base of the rotary position embedding."""
     tied_embeddings: bool = True
     """Whether output weights are the embedding."""
     seed: int = 0  # of the initial weights
     """Seed of the random initial weights."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if not all(self.phrases):
             raise ValueError("phrases must not be empty")
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type == "int" and field.name != "seed" and value < 1:
-                raise ValueError(f"{field.name} must be at least 1, not {value}")
         if self.hidden_size % (2 * self.heads):
             raise ValueError(f"hidden_size {self.hidden_size} must be an even multiple of heads {self.heads}")
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads {self.kv_heads} must divide heads {self.heads}")
-        if self.rope_theta <= 0:
-            raise ValueError(f"rope_theta must be positive, not {self.rope_theta}")

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from infra.setting_types import CheckedSettings, FinitePositive, NonNegativeInt, PositiveInt
+
 
 @dataclass(frozen=True)
-class AgentsConfig:
+class AgentsConfig(CheckedSettings):
     """The program that plays the episodes of prompts with `environment = "agent"`: a command, a function, or neither,
     if agents elsewhere do. Raises ValueError naming the field that is invalid.
 
@@ -23,33 +25,26 @@ class AgentsConfig:
     it returns a reward, an answer, {"reward": …, "rewards": …, "answer": …} or nothing."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Additional environment variables of agents."""
-    concurrency: int = 16
+    concurrency: PositiveInt = 16
     """Agents that run at once."""
-    timeout_s: float = 600.0
+    timeout_s: FinitePositive = 600.0
     """An agent that runs for so many seconds is killed; its attempt has failed."""
-    memory_limit_mb: int | None = None
+    memory_limit_mb: PositiveInt | None = None
     """Memory of its own, in MiB, of each process of an agent that this run starts: an allocation beyond it fails.
     Unset: no limit."""
-    retries: int = 1
+    retries: NonNegativeInt = 1
     """Attempts after a failed one. Requests that a failed attempt made get their recorded responses."""
     transcripts: bool = True
     """Keep the output of each agent in the run's folder, `agents/EPISODE.log`. Otherwise only the last lines of those
     that fail are shown, in the log of the role."""
-    processes: int = 1
+    processes: PositiveInt = 1
     """Processes that run agents; each runs `concurrency` of them."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if self.command and self.function:
             raise ValueError("command and function: set one of them")
         if self.function and not all(self.function.rpartition(":")[::2]):
             raise ValueError(f"function {self.function!r} must be 'module:function' or 'file.py:function'")
-        for name in ("concurrency", "processes", "memory_limit_mb"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.retries < 0:
-            raise ValueError(f"retries must not be negative, not {self.retries}")
-        if not 0 < self.timeout_s < float("inf"):
-            raise ValueError(f"timeout_s must be positive, not {self.timeout_s}")
 
     @property
     def runs_here(self) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from infra.name_lookup import suggest_name
+from infra.setting_types import CheckedSettings, FiniteNonNegative, FinitePositive, NonNegativeInt, PositiveInt
 
 BuiltInPolicy = Literal["trainer_idle", "staleness", "queue", "price", "schedule"]
 ActuatorName = Literal["local", "kubernetes", "command"]
@@ -21,35 +22,27 @@ _TIME = re.compile(r"([01]\d|2[0-3]):[0-5]\d")
 
 
 @dataclass(frozen=True)
-class PriceLimit:
+class PriceLimit(CheckedSettings):
     """Up to a price, so many processes. Raises ValueError naming the invalid field."""
 
-    price: float
+    price: FiniteNonNegative
     """The highest price at which there are so many processes."""
-    processes: int
+    processes: NonNegativeInt
     """Rollout processes up to this price."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.price < float("inf"):
-            raise ValueError(f"price must be 0 or more, not {self.price}")
-        if self.processes < 0:
-            raise ValueError(f"processes must be 0 or more, not {self.processes}")
 
 
 @dataclass(frozen=True)
-class ScheduledTarget:
+class ScheduledTarget(CheckedSettings):
     """From a time of day on, so many processes. Raises ValueError naming the invalid field."""
 
     at: str
     """The time of day, HH:MM in UTC, by the clock of the autoscaler's machine."""
-    processes: int
+    processes: NonNegativeInt
     """Rollout processes from then on."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if _TIME.fullmatch(self.at) is None:
             raise ValueError(f"at must be a time of day as 08:00, not {self.at!r}")
-        if self.processes < 0:
-            raise ValueError(f"processes must be 0 or more, not {self.processes}")
 
     @property
     def second(self) -> int:
@@ -59,7 +52,7 @@ class ScheduledTarget:
 
 
 @dataclass(frozen=True)
-class AutoscalingConfig:
+class AutoscalingConfig(CheckedSettings):
     """The number of rollout processes follows a policy. Raises ValueError naming the invalid field."""
 
     policy: str = "trainer_idle"
@@ -67,13 +60,13 @@ class AutoscalingConfig:
     `staleness` the mean staleness of trained trajectories; `queue` the requests per slot that run or wait, at replicas
     or, since no replica has room, in placement. `price` follows `prices`, `schedule` the time of day. Or a class of
     yours, `module:Class` or `file.py:Class`."""
-    minimum: int = 1
+    minimum: NonNegativeInt = 1
     """Rollout processes, at least."""
-    maximum: int | None = None
+    maximum: PositiveInt | None = None
     """Rollout processes, at most; unset: as many as placement.max_replicas allows."""
-    low: float | None = None
+    low: FiniteNonNegative | None = None
     """Below it the policy's measurement requires a change; unset: 0.05, 0.5, 0.5 for trainer_idle, staleness, queue."""
-    high: float | None = None
+    high: FiniteNonNegative | None = None
     """Above it the policy's measurement requires a change; unset: 0.2, 1.5, 1.0 for trainer_idle, staleness, queue."""
     prices: tuple[PriceLimit, ...] = ()
     """For `price`: the number of processes up to each price; above all of them it is `minimum`."""
@@ -84,13 +77,13 @@ class AutoscalingConfig:
     """For `schedule`: the number of processes from each time of day on."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of your own policy class."""
-    observe_s: float = 10.0
+    observe_s: FinitePositive = 10.0
     """Seconds between two observations."""
-    stable_s: float = 60.0
+    stable_s: FinitePositive = 60.0
     """All observations of so many seconds must require more processes, or all fewer, before the target changes."""
-    cooldown_s: float = 300.0
+    cooldown_s: FinitePositive = 300.0
     """After a change the target stays for so many seconds, so that its effect is measured before the next one."""
-    max_step: int = 4
+    max_step: PositiveInt = 4
     """Processes by which one decision changes the target, at most."""
     actuator: ActuatorName = "local"
     """Who starts and ends processes. `local`: `laminar run` on this machine. `kubernetes`: the StatefulSet of the
@@ -100,14 +93,14 @@ class AutoscalingConfig:
     LAMINAR_BEFORE, LAMINAR_DECISION and LAMINAR_REASON, and may be called again with the same one."""
     kubernetes_name: str = ""
     """For `kubernetes`: the name of the StatefulSet; empty: the one that `laminar deploy` writes."""
-    actuator_timeout_s: float = 30.0
+    actuator_timeout_s: FinitePositive = 30.0
     """Seconds that the actuator may take before the attempt counts as failed."""
-    retry_s: float = 30.0
+    retry_s: FinitePositive = 30.0
     """Seconds between two attempts to carry out a decision."""
     dry_run: bool = False
     """Whether decisions are only written, and not carried out."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         policies = get_args(BuiltInPolicy)
         if ":" not in self.policy and self.policy not in policies:
             hint = suggest_name(self.policy, policies)
@@ -115,14 +108,9 @@ class AutoscalingConfig:
         least = int(self.policy in BANDS)  # nothing can be measured without a rollout
         if self.minimum < least:
             raise ValueError(f"minimum must be at least {least} for policy {self.policy!r}, not {self.minimum}")
-        if self.maximum is not None and self.maximum < max(1, self.minimum):
-            raise ValueError(f"maximum must be at least 1 and at least minimum = {self.minimum}, not {self.maximum}")
-        if self.max_step < 1:
-            raise ValueError(f"max_step must be at least 1, not {self.max_step}")
-        for name in ("observe_s", "stable_s", "actuator_timeout_s", "retry_s"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        if not self.stable_s <= self.cooldown_s < float("inf"):
+        if self.maximum is not None and self.maximum < self.minimum:
+            raise ValueError(f"maximum must be at least minimum = {self.minimum}, not {self.maximum}")
+        if self.cooldown_s < self.stable_s:
             raise ValueError(f"cooldown_s must be at least stable_s = {self.stable_s}, not {self.cooldown_s}")
         self._check_policy()
         if self.actuator == "command" and not self.command:
@@ -131,8 +119,8 @@ class AutoscalingConfig:
     def _check_policy(self) -> None:
         if self.policy in BANDS:
             low, high = self.band
-            if not 0 <= low < high < float("inf"):
-                raise ValueError(f"low and high must be 0 <= low < high, not {low} and {high}")
+            if not low < high:
+                raise ValueError(f"low must be below high, not {low} and {high}")
         elif self.low is not None or self.high is not None:
             raise ValueError(f"low and high are for {', '.join(BANDS)}, not for policy {self.policy!r}")
         if self.policy == "price" and not (self.prices and self.price_file):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar
+
+from annotated_types import Ge, Le
 
 from infra.name_lookup import load_class, suggest_name
+from infra.setting_types import CheckedSettings, NonNegative, NonNegativeInt, PositiveInt
 from operators.experience.evictions import EVICTIONS, Eviction, Staleness
 from operators.experience.samplers import SAMPLERS, Sampler
 from operators.experience.writers import WRITERS, Writer
@@ -59,12 +62,12 @@ OverAge = Literal["correct", "drop", "wait"]
 
 
 @dataclass(frozen=True)
-class ExperienceConfig:
+class ExperienceConfig(CheckedSettings):
     """Settings of the experience buffer. Raises ValueError naming the field that does not fit."""
 
-    global_batch: int = 128
+    global_batch: PositiveInt = 128
     """Trajectories in a batch, at least: a batch takes whole groups until it has this many."""
-    max_staleness: int = 2
+    max_staleness: NonNegativeInt = 2
     """The staleness at consumption, in versions, that placement paces admission to: newest version announced minus the
     version that generated. Long answers may exceed it; see `over_age`."""
     over_age: OverAge = "correct"
@@ -72,7 +75,7 @@ class ExperienceConfig:
     and counted (`over_age` in the metrics). `drop`: they are dropped, which starves long answers. `wait`: groups are
     trained in the order of their prompts, so the buffer waits for the longest answers. `drop` and `wait` guarantee the
     bound, `correct` does not."""
-    micro_batch_tokens: int = 65_536
+    micro_batch_tokens: Annotated[int, Ge(1), Le(MAX_MICRO_BATCH_TOKENS)] = 65_536
     """Tokens in one micro-batch record, at most; a longer sequence has a record of its own."""
     writers: tuple[Component, ...] = ()
     """Which members enter the buffer (docs/experience.md): all writers must accept. Members that cannot be trained
@@ -81,7 +84,7 @@ class ExperienceConfig:
     """In which order groups leave the buffer (docs/experience.md)."""
     evictions: tuple[Component, ...] = ()
     """Which members are dropped from the buffer (docs/experience.md)."""
-    group_timeout_s: float = 0.0
+    group_timeout_s: NonNegative = 0.0
     """How long a group waits for missing members after its first one; 0: for ever, since placement ends every
     trajectory."""
     partial_groups: PartialGroups = "train"
@@ -89,24 +92,11 @@ class ExperienceConfig:
     that arrive later are dropped."""
     seed: int = 0
     """Seed of samplers that draw."""
-    shards: int = 1
+    shards: PositiveInt = 1
     """Number of processes of the buffer: shard k has the partitions p of experiences with p mod `shards` = k. Fixed for
     a run."""
 
-    def __post_init__(self) -> None:
-        for name, least in (("shards", 1), ("global_batch", 1), ("max_staleness", 0), ("micro_batch_tokens", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        if self.micro_batch_tokens > MAX_MICRO_BATCH_TOKENS:
-            raise ValueError(
-                f"micro_batch_tokens must be at most {MAX_MICRO_BATCH_TOKENS}, not {self.micro_batch_tokens}"
-            )
-        if not self.group_timeout_s >= 0:
-            raise ValueError(f"group_timeout_s must not be negative, not {self.group_timeout_s}")
-        if self.partial_groups not in get_args(PartialGroups):
-            raise ValueError(f"partial_groups must be 'train' or 'drop', not {self.partial_groups!r}")
-        if self.over_age not in get_args(OverAge):
-            raise ValueError(f"over_age must be 'correct', 'drop' or 'wait', not {self.over_age!r}")
+    def _check(self) -> None:
         if self.over_age == "wait":
             self._check_wait()
         for key, component, known, base in (

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import get_args
 
 import pyarrow as pa
 
 from infra.conditions.tables import table_condition
+from infra.setting_types import CheckedSettings, Positive, PositiveInt
 from infra.storage import StorageFolder
 from operators.export.columns import row_schema
 from operators.export.formats import Format
@@ -19,7 +19,7 @@ from schemas.topics import CATALOGUE, Topic
 
 
 @dataclass(frozen=True)
-class Contents:
+class Contents(CheckedSettings):
     """What an export contains; fixed when its folder is created. `starts` is the first offset of each partition."""
 
     run: str
@@ -35,11 +35,8 @@ class Contents:
     tokenizer: str = ""
     """Of TEXT_VIEWS with texts: the model folder whose tokenizer decodes turns in their context; "": as recorded."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         view_of(self.source, self.view, self.messages)
-        for name, kinds in (("format", Format), ("split", Split)):
-            if getattr(self, name) not in get_args(kinds):
-                raise ValueError(f"{name} must be one of {', '.join(get_args(kinds))}, not {getattr(self, name)!r}")
         if self.split != "all" and "purpose" not in row_schema(self.source).names:
             raise ValueError(f"{self.topic} have no split: their rows do not say which questions are held out")
         if self.where:
@@ -75,7 +72,7 @@ class Contents:
 
 
 @dataclass(frozen=True)
-class ExportConfig:
+class ExportConfig(CheckedSettings):
     """An export of `contents` into `folder`, in files of about `file_bytes` in memory.
 
     With `follow` the export continues with new records and writes each to a file within `every_s` seconds.
@@ -84,9 +81,5 @@ class ExportConfig:
     folder: StorageFolder
     contents: Contents
     follow: bool = False
-    file_bytes: int = 64 << 20
-    every_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        if self.file_bytes < 1 or not self.every_s > 0:
-            raise ValueError("file_bytes and every_s must be positive")
+    file_bytes: PositiveInt = 64 << 20
+    every_s: Positive = 60.0

@@ -6,18 +6,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from infra.listening import is_loopback
+from infra.setting_types import CheckedSettings, FinitePositive, NonNegativeInt, Port, PositiveInt
 from schemas.records import Branches
 
 
 @dataclass(frozen=True)
-class GatewayConfig:
+class GatewayConfig(CheckedSettings):
     """The HTTP endpoint of agents. Raises ValueError naming the field that is invalid."""
 
     host: str = "127.0.0.1"
     """Address at which agents connect; beyond loopback certificate_file and key_file are required."""
-    port: int = 0
+    port: Port = 0
     """Port to listen at; 0: any free port, the same at every start of the run, see `gateway.json` in its folder."""
-    processes: int = 1
+    processes: PositiveInt = 1
     """Gateway processes, which share the port: while one restarts, the others answer."""
     template: Literal["auto", "chat", "plain"] = "auto"
     """How messages become tokens: by the model's chat template, or `plain`, their contents one after another. `auto`:
@@ -34,28 +35,19 @@ class GatewayConfig:
     last turn; `all`, every one, tokens that several have in common once; `tree`, every one whole, so that a token
     counts once for each conversation that follows from it. At most 64, the newest, which together have no more tokens
     than the model's context, or than trainer.learner.micro_batch_tokens if that is more."""
-    serve_requests: int = 4
+    serve_requests: NonNegativeInt = 4
     """Requests of people that run at once under any weight version of this machine (`laminar chat`): in a process of
     low priority on the CPU, so that training does not wait for them. 0: none are answered."""
-    serve_threads: int = 1
+    serve_threads: PositiveInt = 1
     """CPU threads of that process."""
-    max_body_bytes: int = 8_000_000
+    max_body_bytes: PositiveInt = 8_000_000
     """Maximum bytes of a request."""
-    max_requests: int = 1024
+    max_requests: PositiveInt = 1024
     """Requests that may be in progress in one process; others get status 429."""
-    turn_timeout_s: float = 600.0
+    turn_timeout_s: FinitePositive = 600.0
     """A request whose episode gets no tokens for so many seconds gets status 504; a repeated request waits on."""
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ValueError(f"port must be from 0 to 65535, not {self.port}")
-        if self.serve_requests < 0:
-            raise ValueError(f"serve_requests must not be negative, not {self.serve_requests}")
-        for name in ("processes", "max_body_bytes", "max_requests", "serve_threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if not 0 < self.turn_timeout_s < float("inf"):
-            raise ValueError(f"turn_timeout_s must be positive, not {self.turn_timeout_s}")
+    def _check(self) -> None:
         if bool(self.certificate_file) != bool(self.key_file):
             raise ValueError("certificate_file and key_file: set both or neither")
         if not is_loopback(self.host) and not self.certificate_file:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from infra.setting_types import CheckedSettings, NonNegative, NonNegativeInt, Positive, PositiveInt, PositiveShare
+
 Schedule = Literal["laminar", "synchronous", "one_step", "stream", "partial_rollout"]
 Refresh = Literal["drain", "boundary", "interrupt"]
 
@@ -44,7 +46,7 @@ _LEAD_BATCHES = 16
 
 
 @dataclass(frozen=True)
-class PlacementConfig:
+class PlacementConfig(CheckedSettings):
     """How trajectories are admitted, assigned to replicas and moved. Raises ValueError naming the invalid field."""
 
     schedule: Schedule = "laminar"
@@ -52,59 +54,38 @@ class PlacementConfig:
     their own pace. As published systems do: `synchronous` generates a batch and trains it, in turn; `one_step`
     generates the next batch meanwhile; `stream` trains early finishers of two batches; `partial_rollout` interrupts
     running trajectories for newer weights."""
-    admitted_batches: int | None = None
+    admitted_batches: PositiveInt | None = None
     """Global batches that may be outstanding; unset: those of the schedule."""
     refresh: Refresh | None = None
     """When replicas load newer weights; unset: as the schedule says."""
     repack: bool | None = None
     """Whether trajectories move, so that replicas are free for newer weights; unset: as the schedule says."""
-    repack_s: float = 5.0
+    repack_s: Positive = 5.0
     """Period in seconds of planning moves; they are planned after each global batch too."""
-    repack_kv: float = 0.99
+    repack_kv: PositiveShare = 0.99
     """Share of a replica's KV that moves may fill."""
-    repack_requests: int | None = None
+    repack_requests: PositiveInt | None = None
     """Requests that moves may bring a replica to, where further ones slow its decoding; unset: its slots."""
-    replica_batch: int | None = None
+    replica_batch: PositiveInt | None = None
     """Maximum training assignments of a replica under one weight version; unset: its slots."""
-    max_replicas: int = 8
+    max_replicas: PositiveInt = 8
     """Maximum replicas of a run: the inbox has a partition for each."""
-    prefetch: int | None = None
+    prefetch: NonNegativeInt | None = None
     """Assignments that a replica may hold beyond those that run at once, by its slots and by its KV at the observed
     lengths. Unset: a whole batch, of which the engine admits what fits, so that its KV is full until none waits."""
     stage_groups: bool = True
     """Whether replicas whose machines have parts of the newest version run it in stages until one has all of it."""
-    stage_min_s: float = 2.0
+    stage_min_s: NonNegative = 2.0
     """Seconds that the version must still take to arrive for a stage group to be formed."""
-    prompt_lead: int | None = None
+    prompt_lead: PositiveInt | None = None
     """How many prompts the prompts pipeline is ahead of dispatch. Unset: 64, or those of 16 global batches if these
     are more and the level of difficulty never changes, since a new level begins behind them; then it draws once a
     quarter of them is missing. It reads twice a second how many are left, a number that is up to a second old: a
     smaller lead limits how fast batches follow each other."""
-    heartbeat_timeout_s: float = 10.0
+    heartbeat_timeout_s: Positive = 10.0
     """Seconds without a heartbeat after which a replica is fenced and its work is assigned to others."""
-    max_attempts: int = 4
+    max_attempts: PositiveInt = 4
     """Starts without tokens after which a trajectory fails, so that a prompt that crashes engines ends."""
-
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("prefetch", 0),
-            ("max_replicas", 1),
-            ("prompt_lead", 1),
-            ("max_attempts", 1),
-            ("replica_batch", 1),
-            ("admitted_batches", 1),
-            ("repack_requests", 1),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, not {value}")
-        for name in ("heartbeat_timeout_s", "repack_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        if not self.stage_min_s >= 0:
-            raise ValueError(f"stage_min_s must not be negative, not {self.stage_min_s}")
-        if not 0 < self.repack_kv <= 1:
-            raise ValueError(f"repack_kv must be in (0, 1], not {self.repack_kv}")
 
     @property
     def rules(self) -> Rules:

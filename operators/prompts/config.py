@@ -10,6 +10,7 @@ from typing import Any
 
 from infra.conditions.grammar import comparisons, parse_condition
 from infra.name_lookup import suggest_name
+from infra.setting_types import CheckedSettings, FinitePositive, NonNegativeInt, PositiveInt, Seed, Share
 
 SOURCES = ("reasoning_gym", "jsonl", "parquet", "dataset", "synthetic")
 MAX_SUGGESTIONS = 12
@@ -19,7 +20,7 @@ PROMPT_SLOT = "{prompt}"
 
 
 @dataclass(frozen=True)
-class TaskConfig:
+class TaskConfig(CheckedSettings):
     """Questions of one source and their sampling. Raises ValueError naming the invalid field.
 
     Seeds are below 2**29 and counts positive. `epochs` None never ends. Held-out questions are identified by their
@@ -30,7 +31,7 @@ class TaskConfig:
     name: str = ""
     """The `task` of its prompts, which selects rewards and labels metrics. Empty: reasoning-gym's task; for files the
     task in the row, or else `task`."""
-    weight: float = 1.0
+    weight: FinitePositive = 1.0
     """How often its questions are drawn, relative to the weights of the other tasks."""
 
     source: str = "reasoning_gym"
@@ -43,7 +44,7 @@ class TaskConfig:
     ending, or the folder's name)."""
     task_args: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of reasoning-gym's task, except seed and size."""
-    size: int | None = None
+    size: PositiveInt | None = None
     """Questions in an epoch of a reasoning-gym task; unset: a new question for every number (500 questions of
     the few tasks that cannot)."""
 
@@ -73,7 +74,7 @@ class TaskConfig:
     extra_columns: tuple[str, ...] = ()
     """Further columns to include in the reference for verifiers."""
 
-    prompt_tokens: int = 2048
+    prompt_tokens: PositiveInt = 2048
     """Tokens of each prompt of the synthetic source."""
 
     template: str = PROMPT_SLOT
@@ -87,7 +88,7 @@ class TaskConfig:
     """The one of `rollout.environments` that responds to the model's turns, or a built-in one, `module:Class` or
     `file.py:Class`, which is added to them; `agent`: agents play the prompts; empty: none, a response is one turn."""
 
-    samples_per_prompt: int = 8
+    samples_per_prompt: PositiveInt = 8
     """Trajectories generated for each prompt: the size of a group."""
     temperature: float = 1.0
     """Above 0; the trainer divides its logits by it too."""
@@ -96,33 +97,33 @@ class TaskConfig:
     top_k: int = 0
     """`top_p` must be 1 and `top_k` 0: the trainer's distribution is not truncated, so importance ratios would be wrong
     by the kept share (see docs/training.md)."""
-    max_new_tokens: int = 256
+    max_new_tokens: PositiveInt = 256
     """Maximum tokens of a response; fewer where the context ends first."""
 
     stop: tuple[str, ...] = ()
     """Stop strings: each ends a response, or a turn of one, at the token that completes it, in addition to the
     tokenizer's end of sequence. Special tokens have no text."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the drawing of questions."""
     shuffle: bool = True
     """Whether questions are drawn in random order."""
-    epochs: int | None = None
+    epochs: PositiveInt | None = None
     """Passes over the questions; unset: without end. A new run whose questions cannot fill all its batches is refused;
     one whose questions end before its goal, because trajectories failed or were dropped, is stopped.
     A submitted run is not: `laminar runs status` shows it."""
 
-    max_refused_share: float = 0.05
+    max_refused_share: Share = 0.05
     """The run does not start if a larger share of the rows is refused: too long, malformed, without an answer."""
 
-    heldout: int = 0
+    heldout: NonNegativeInt = 0
     """Distinct questions that are excluded from training, for evaluation."""
     heldout_path: str = ""
     """File or folder of the same format with the held-out questions: its first `heldout` ones that match `where`, or
     all of them if `heldout` is 0."""
 
-    def __post_init__(self) -> None:
-        self._check_numbers()
+    def _check(self) -> None:
+        self._check_sampling()
         if self.source not in SOURCES:
             raise ValueError(f"source {self.source!r} is unknown{suggest_name(self.source, SOURCES, MAX_SUGGESTIONS)}")
         if self.source == "reasoning_gym":
@@ -209,17 +210,7 @@ class TaskConfig:
             if getattr(self, name):
                 raise ValueError(f"{name} does not apply to source 'synthetic': its prompts have no text")
 
-    def _check_numbers(self) -> None:
-        for name in ("prompt_tokens", "samples_per_prompt", "max_new_tokens", "epochs", "size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
-        if not 0 < self.weight < math.inf:
-            raise ValueError(f"weight must be positive, not {self.weight}")
-        if not 0 <= self.max_refused_share <= 1:
-            raise ValueError(f"max_refused_share must be 0 to 1, not {self.max_refused_share}")
-        if self.heldout < 0:
-            raise ValueError(f"heldout must not be negative, not {self.heldout}")
+    def _check_sampling(self) -> None:
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature must be positive, not {self.temperature}: greedy answers cannot be trained")
         for name, off in (("top_p", 1), ("top_k", 0)):
@@ -228,8 +219,6 @@ class TaskConfig:
                     f"{name} must be {off}, not {getattr(self, name)}: training needs samples of the whole "
                     "distribution (see docs/training.md); to sharpen it, lower the temperature"
                 )
-        if not 0 <= self.seed < 2**29:
-            raise ValueError(f"seed must be in [0, 2**29), not {self.seed}")
 
 
 @dataclass(frozen=True)
@@ -243,9 +232,9 @@ class PromptsConfig(TaskConfig):
     tasks: tuple[TaskConfig, ...] = ()
     """Tasks of a mixture."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if not self.tasks:
-            super().__post_init__()
+            super()._check()
             return
         names = [task.task_name for task in self.tasks]
         if len(set(names)) < len(names):

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
 
 from infra.files import read_secret
 from infra.listening import host_of, is_loopback, is_unspecified, own_address_towards
+from infra.setting_types import CheckedSettings, NonNegativeInt, Port, Positive, PositiveInt
 from infra.store.chunks import MAX_CHUNK_BYTES
 from infra.transport.endpoint import Endpoint
 from infra.transport.throttle import Link
@@ -19,22 +22,22 @@ _MEGABYTE = 1_000_000
 
 
 @dataclass(frozen=True)
-class RelayConfig:
+class RelayConfig(CheckedSettings):
     """Which weight versions a machine stores, where, and how it transfers them. Raises ValueError naming the field."""
 
     store: str = AUTO
     """Folder of the machine's weight store. "auto": in shared memory (/dev/shm) where it is large enough, otherwise in
     the run's folder, with a warning."""
-    relay: int = 0
+    relay: NonNegativeInt = 0
     """Number of the relay in its run."""
-    keep_versions: int = 4
+    keep_versions: PositiveInt = 4
     """Complete versions that are kept, in addition to pinned ones. With fewer than max_staleness + 2 a moved trajectory
     may have to restart."""
-    heartbeat_s: float = 1.0
+    heartbeat_s: Positive = 1.0
     """Seconds between heartbeats; a new version does not trigger one."""
     listen: str = "127.0.0.1"
     """Address at which the relays of other machines request weights; beyond loopback token_file is required."""
-    port: int = 0
+    port: Port = 0
     """Port to listen at; 0: any free port, which the heartbeats report."""
     advertise: str = ""
     """host:port at which other machines reach this relay. Empty: the port it listens at, with the address in `listen`,
@@ -50,24 +53,16 @@ class RelayConfig:
     """Whether to connect to other machines without TLS: only if the network itself encrypts and authenticates."""
     schedule: Literal["chain", "tree", "binomial"] = "chain"
     """Schedule by which a version is sent from the master to the other relays."""
-    chunk_bytes: int = 8 << 20
+    chunk_bytes: Annotated[int, Ge(1024), Le(MAX_CHUNK_BYTES)] = 8 << 20
     """Bytes of a chunk, the unit that is verified and forwarded."""
-    max_megabytes_per_s: float | None = None
+    max_megabytes_per_s: Positive | None = None
     """Rate limit of a relay for sending and for receiving, each; unset: unlimited."""
     deltas: bool = True
     """Whether relays get deltas where those are shorter; with a single machine nothing is transferred."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if not self.store:
             raise ValueError('store must be a folder, or "auto"')
-        if self.relay < 0:
-            raise ValueError(f"relay must not be negative, not {self.relay}")
-        if self.keep_versions < 1:
-            raise ValueError(f"keep_versions must be at least 1, not {self.keep_versions}")
-        if not self.heartbeat_s > 0:
-            raise ValueError(f"heartbeat_s must be positive, not {self.heartbeat_s}")
-        if not 0 <= self.port < 1 << 16:
-            raise ValueError(f"port must be 0 to 65535, not {self.port}")
         if self.advertise and not self.advertise.rpartition(":")[2].isdecimal():
             raise ValueError(f"advertise must be host:port, not {self.advertise!r}")
         if bool(self.certificate_file) != bool(self.authority_file):
@@ -77,10 +72,6 @@ class RelayConfig:
                 f"listen = {self.listen!r} accepts other machines: {lacking} (`python -m infra.certificates DIR` "
                 "creates all three files; docs/deploy.md has the section to copy)"
             )
-        if not 1024 <= self.chunk_bytes <= MAX_CHUNK_BYTES:
-            raise ValueError(f"chunk_bytes must be 1024 to {MAX_CHUNK_BYTES}, not {self.chunk_bytes}")
-        if self.max_megabytes_per_s is not None and not self.max_megabytes_per_s > 0:
-            raise ValueError(f"max_megabytes_per_s must be positive, not {self.max_megabytes_per_s}")
 
     def _lacking_for_others(self) -> Iterator[str]:
         if not self.token_file:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from infra.machine import check_gpu_list
 from infra.name_lookup import suggest_name
+from infra.setting_types import CheckedSettings, NonNegative, NonNegativeInt, PositiveInt
 from operators.rollout.emulation_config import EngineEmulation
 from operators.rollout.environments.config import ENVIRONMENTS, EnvironmentSpec
 from operators.rollout.vllm_options import reject_own
@@ -17,17 +18,17 @@ _DEFAULT_SLOTS = 128
 
 
 @dataclass(frozen=True)
-class RolloutConfig:
+class RolloutConfig(CheckedSettings):
     """The engine that generates, its processes and their limits. Raises ValueError naming the field that is invalid."""
 
     engine: Literal["transformers", "vllm", "emulated"] = "transformers"
     """`vllm` requires vLLM (extra `vllm`). `emulated` emulates the timing of other accelerators and generates synthetic
     responses; the whole run is then an emulation."""
-    processes: int = 1
+    processes: PositiveInt = 1
     """Rollout processes. Each hosts `replicas` replicas and steps their engines in turn."""
-    replicas: int = 1
+    replicas: PositiveInt = 1
     """Replicas in each rollout process."""
-    slots: int | None = None
+    slots: PositiveInt | None = None
     """Trajectories that a replica generates at once. Unset: 128, or as many as the free memory of its GPU has room for
     with KV of `context` tokens each, if these are fewer; vLLM takes 128."""
     context: int | None = None
@@ -39,18 +40,18 @@ class RolloutConfig:
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """The data type of the replicas' computation, to which the trainer's float32 weights are rounded. Unset: bfloat16
     if `trainer.device` is a GPU, else float32."""
-    threads: int = 1
+    threads: PositiveInt = 1
     """CPU threads of the model code in each process."""
-    step_s: float = 0.03
+    step_s: NonNegative = 0.03
     """Engine time between two polls of the inbox, in seconds."""
-    linger_s: float = 0.2
+    linger_s: NonNegative = 0.2
     """How long a finished trajectory may wait for others in the same transaction, in seconds."""
-    heartbeat_s: float = 1.0
+    heartbeat_s: NonNegative = 1.0
     """Time between heartbeats of a replica."""
-    tensor_parallel: int = 1
+    tensor_parallel: PositiveInt = 1
     """GPUs per replica; more than one requires vLLM. The processes of a machine take its GPUs in order: process n takes
     the n-th group of so many."""
-    gpus: tuple[int, ...] = ()
+    gpus: tuple[NonNegativeInt, ...] = ()
     """The numbers of the GPUs of a machine that rollouts use, the same on every machine; empty: all that are
     visible."""
     vllm: Mapping[str, bool | int | float | str] = field(default_factory=dict)
@@ -64,40 +65,33 @@ class RolloutConfig:
     logprobs do not change. Not with `vllm`."""
     emulation: EngineEmulation = field(default_factory=EngineEmulation)
     """The machine that the emulated engine emulates."""
-    progress_tokens: int = 512
+    progress_tokens: PositiveInt = 512
     """A trajectory's progress is published after so many new tokens; they are the most that a killed process loses."""
-    progress_s: float = 5.0
+    progress_s: NonNegative = 5.0
     """A trajectory's progress is published after so many seconds at the latest. Shorter trajectories publish none."""
-    termination_notice_s: float = 0.0
+    termination_notice_s: NonNegative = 0.0
     """After SIGTERM a process runs on for at most so many seconds, in which its trajectories move to others with
     their KV; then it publishes what is left of them, and ends. At most the time after which the system kills it (the
     notice of a spot machine, the grace period of a pod). 0: it publishes and ends at once, as after SIGINT."""
-    step_timeout_s: float = 600.0
+    step_timeout_s: NonNegative = 600.0
     """A step that takes longer than so many seconds ends its process; other replicas resume its trajectories."""
-    kv_megabytes: int = 1024
+    kv_megabytes: NonNegativeInt = 1024
     """Memory for the KV of handed-over trajectories, in MB, kept for a few seconds until it is fetched; 0: the next
     owner recomputes it."""
-    agent_kv_megabytes: int = 256
+    agent_kv_megabytes: NonNegativeInt = 256
     """Memory of a replica, in MB, for the KV of episodes that wait for their agent, so that the next turn need not
     recompute it; 0: it is recomputed. vLLM ignores it and uses its prefix cache."""
-    reserve_s: float = 30.0
+    reserve_s: NonNegative = 30.0
     """A replica's reservation for moved trajectories expires after so many seconds."""
     environments: tuple[EnvironmentSpec, ...] = ()
     """The environments of multi-turn episodes; prompts name them."""
 
-    def __post_init__(self) -> None:
-        for name in ("processes", "replicas", "slots", "threads", "progress_tokens", "tensor_parallel"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+    def _check(self) -> None:
         check_gpu_list("gpus", self.gpus)
         if self.gpus and len(self.gpus) % self.tensor_parallel:
             raise ValueError(
                 f"gpus must be a multiple of tensor_parallel = {self.tensor_parallel} GPUs, not {list(self.gpus)}"
             )
-        for name in ("kv_megabytes", "agent_kv_megabytes"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         if self.engine != "vllm" and (self.vllm or self.tensor_parallel > 1):
             raise ValueError(f"tensor_parallel > 1 and vllm require engine 'vllm', not {self.engine!r}")
         if self.engine != "vllm" and self.token_sampler != "laminar":
@@ -116,17 +110,6 @@ class RolloutConfig:
         names = [spec.resolved_name for spec in self.environments]
         if len(set(names)) < len(names):
             raise ValueError(f"environments: the names {sorted(names)} are not unique; set label")
-        for name in (
-            "step_s",
-            "linger_s",
-            "heartbeat_s",
-            "progress_s",
-            "reserve_s",
-            "step_timeout_s",
-            "termination_notice_s",
-        ):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
 
     def environment_problem(self, name: str) -> str | None:
         """Why prompts cannot name the environment `name`, if they cannot; "" stands for no environment."""

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Annotated
+
+from annotated_types import Ge
+
+from infra.setting_types import CheckedSettings, NonNegative, NonNegativeInt, PositiveInt, Share
 
 DEFAULT_CONTEXT = 18_432
 """Default context in real tokens: 2K of prompt and 16K of response."""
 
 
 @dataclass(frozen=True)
-class RooflineConfig:
+class RooflineConfig(CheckedSettings):
     """The duration of a round of real tokens. Raises ValueError naming the field that is invalid.
 
     The default is Qwen2.5-32B, tensor-parallel on four H800: decode steps from the Laminar paper (arXiv 2510.12633).
@@ -33,23 +38,20 @@ class RooflineConfig:
         (256, 37.5),
     )
     """Batch size, and milliseconds of a decode step at `decode_context`; interpolated and extrapolated linearly."""
-    decode_context: int = 4096
+    decode_context: NonNegativeInt = 4096
     """Tokens of each request when `decode_ms` was measured."""
-    kv_ns: float = 19.6
+    kv_ns: NonNegative = 19.6
     """Nanoseconds in which a decode step reads one token of KV."""
-    prefill_us: float = 33.0
+    prefill_us: NonNegative = 33.0
     """Microseconds to prefill one token; samples of a prompt that run together share its prefill."""
-    kv_move_us: float = 2.6
+    kv_move_us: NonNegative = 2.6
     """Microseconds to transfer the KV of one token of a moved trajectory: 256 KiB at 100 GB/s per machine, the network
     of the paper's relays. Transfers overlap with the rounds; only their own trajectory waits."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         batches = [batch for batch, _ in self.decode_ms]
         if len(batches) < 2 or batches[0] != 1 or any(b <= a for a, b in pairwise(batches)):
             raise ValueError("decode_ms must have two rows or more, by increasing batch size from 1")
-        for name in ("decode_context", "kv_ns", "prefill_us", "kv_move_us"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         for batch, milliseconds in self.decode_ms:
             reading = self.kv_ns * 1e-6 * self.decode_context * batch
             if milliseconds <= reading:
@@ -59,10 +61,10 @@ class RooflineConfig:
 
 
 @dataclass(frozen=True)
-class LengthsConfig:
+class LengthsConfig(CheckedSettings):
     """Response lengths: lognormal, or from a file. Raises ValueError naming the field that is invalid."""
 
-    p50: float = 2000.0
+    p50: Annotated[float, Ge(1)] = 2000.0
     """Median length in tokens."""
     p99: float = 16000.0
     """99th percentile of drawn response lengths, in tokens."""
@@ -70,45 +72,35 @@ class LengthsConfig:
     """JSONL or Parquet with a column `length` and, optionally, `trajectory_id`; other trajectories get lengths drawn
     from it. Empty: lognormal."""
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.p50 <= self.p99:
+    def _check(self) -> None:
+        if not self.p50 <= self.p99:
             raise ValueError(f"p50 must be between 1 and p99, not {self.p50} and {self.p99}")
 
 
 @dataclass(frozen=True)
-class SpeculationEmulation:
+class SpeculationEmulation(CheckedSettings):
     """The drafts of an emulated engine with `rollout.speculation`. Raises ValueError naming the invalid field."""
 
-    draft_share: float = 0.5
+    draft_share: Share = 0.5
     """Share of steps in which a trajectory has a draft. It depends on the task: examples/gcd.toml has 0.8 to 1."""
-    acceptance: float = 0.7
+    acceptance: Share = 0.7
     """Probability that a draft token is accepted after those before it were; examples/gcd.toml has 0.89 to 0.96."""
-
-    def __post_init__(self) -> None:
-        for name in ("draft_share", "acceptance"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
-class EngineEmulation:
+class EngineEmulation(CheckedSettings):
     """The engine that a replica emulates. Raises ValueError naming the field that is invalid."""
 
     roofline: RooflineConfig = field(default_factory=RooflineConfig)
     lengths: LengthsConfig = field(default_factory=LengthsConfig)
     speculation: SpeculationEmulation = field(default_factory=SpeculationEmulation)
-    stride: int = 1
+    stride: PositiveInt = 1
     """Real tokens per emulated token."""
-    block: int = 16
+    block: PositiveInt = 16
     """KV block size in tokens."""
-    round_prefill: int = 8192
+    round_prefill: PositiveInt = 8192
     """Maximum real prefill tokens of one round; a longer context is prefilled in a round of its own."""
-    vocabulary: int = 32_000
+    vocabulary: Annotated[int, Ge(2)] = 32_000
     """Size of the emulated vocabulary."""
-    pull_s: float = 0.57
+    pull_s: NonNegative = 0.57
     """Emulated seconds in which a replica loads new weights from host memory (PCIe, 32B over four GPUs)."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("stride", 1), ("block", 1), ("round_prefill", 1), ("vocabulary", 2), ("pull_s", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")

@@ -5,18 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Annotated, Any
+
+from annotated_types import Ge, Le
 
 from infra.name_lookup import suggest_name
+from infra.setting_types import CheckedSettings, Positive, PositiveInt
 from operators.score.attempt import AnswerKind, Extraction
 from operators.score.rewards import REWARDS, is_custom
 
+_Amount = Annotated[float, Ge(-1e6), Le(1e6)]
 NUMBERS = {"target", "limit", "seconds", "memory_mb", "buffer"}
 """Options of rewards that are compared."""
 
 
 @dataclass(frozen=True)
-class RewardSpec:
+class RewardSpec(CheckedSettings):
     """One weighted reward. Raises ValueError naming the field or option that does not fit.
 
     `name` is one of `rewards.REWARDS` or a user's function, `module:function` or `file.py:function`. The function must
@@ -25,21 +29,17 @@ class RewardSpec:
 
     name: str
     """A built-in reward, `module:function` or `file.py:function`."""
-    weight: float = 1.0
+    weight: _Amount = 1.0
     """Factor of its value in the sum."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the reward."""
     label: str = ""
     """Name of its component; empty: the name of the function or of the reward."""
-    correct_from: float | None = None
+    correct_from: _Amount | None = None
     """The value from which an answer is correct, for the accuracy; unset: 1, of the first built-in reward that compares
     answers, or of the total reward. Set it where a full reward is not 1, as with costs of steps or partial credit."""
 
-    def __post_init__(self) -> None:
-        if self.correct_from is not None and not -1e6 <= self.correct_from <= 1e6:
-            raise ValueError(f"rewards: correct_from of {self.name!r} must be between -1e6 and 1e6")
-        if not -1e6 <= self.weight <= 1e6:
-            raise ValueError(f"rewards: weight of {self.name!r} must be between -1e6 and 1e6, not {self.weight}")
+    def _check(self) -> None:
         if is_custom(self.name):
             if not all(self.name.rpartition(":")[::2]):
                 raise ValueError(f"rewards: name {self.name!r} must be 'module:function' or 'file.py:function'")
@@ -78,7 +78,7 @@ class RewardSpec:
 
 
 @dataclass(frozen=True)
-class Rubric:
+class Rubric(CheckedSettings):
     """How answers are rewarded. Raises ValueError naming the field that does not fit."""
 
     rewards: tuple[RewardSpec, ...] = (RewardSpec("reasoning_gym"),)
@@ -91,11 +91,11 @@ class Rubric:
     """The text before the answer, for `answer = "marker"`."""
     answer_regex: str = ""
     """The expression that finds the answer, for `answer = "regex"`."""
-    on_error: float | None = None
+    on_error: _Amount | None = None
     """Reward of a trajectory whose reward or episode failed, if the model has drawn a token: it is then trained.
     Unset: a failed trajectory is not trained."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if not self.rewards:
             raise ValueError("rewards must name at least one reward, such as 'exact'")
         if sum(spec.correct_from is not None for spec in self.rewards) > 1:
@@ -104,14 +104,10 @@ class Rubric:
         for name in names:
             if names.count(name) > 1 or name == "accuracy":
                 raise ValueError(f"rewards: two components would be called {name!r}; set label")
-        if self.answer not in get_args(AnswerKind):
-            raise ValueError(f"answer {self.answer!r} is unknown{suggest_name(self.answer, get_args(AnswerKind))}")
         if self.answer == "marker" and not self.answer_marker:
             raise ValueError("answer_marker must not be empty")
         if self.answer == "regex":
             _check_pattern("answer_regex", self.answer_regex)
-        if self.on_error is not None and not -1e6 <= self.on_error <= 1e6:
-            raise ValueError(f"on_error must be between -1e6 and 1e6, not {self.on_error}")
 
     @property
     def accuracy(self) -> tuple[RewardSpec, float] | None:
@@ -140,10 +136,10 @@ class TaskRubric(Rubric):
     name: str = ""
     """The task that these rewards are for."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if not self.name:
             raise ValueError("name must be the name of a task; it is empty")
-        super().__post_init__()
+        super()._check()
 
 
 @dataclass(frozen=True)
@@ -154,23 +150,20 @@ class ScoreConfig(Rubric):
     """Tasks with a rubric of their own. A setting that a task omits is the one of this table (the configuration reader
     fills it in)."""
 
-    time_limit_s: float = 5.0
+    time_limit_s: Positive = 5.0
     """Wall-clock limit of one verifier call; a process that exceeds it is killed and replaced."""
-    memory_limit_mb: int = 2048
+    memory_limit_mb: PositiveInt = 2048
     """Address space of a verifier process, in MiB."""
-    workers: int = 2
+    workers: PositiveInt = 2
     """Verifier processes; none is started if all verifiers in use are fast and safe in this process."""
     allow_processes: bool = False
     """Whether verifiers may start processes, for instance to run generated code."""
-    shards: int = 1
+    shards: PositiveInt = 1
     """Number of shards of the role: shard k scores the partitions p of trajectories with p mod `shards` = k. A stopped
     run may be resumed with another number, at most kafka.partitions."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("time_limit_s", "memory_limit_mb", "workers", "shards"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+    def _check(self) -> None:
+        super()._check()
         limit = self.time_limit_s
         for spec in (spec for rubric in self.rubrics for spec in rubric.rewards):
             if spec.name == "code" and (seconds := {**REWARDS["code"].options, **spec.options}["seconds"]) >= limit:

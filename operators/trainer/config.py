@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Literal, get_args
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Lt
+
+from infra.setting_types import (
+    FINITE,
+    CheckedSettings,
+    FiniteNonNegative,
+    FinitePositive,
+    NonNegativeInt,
+    PositiveInt,
+    PositiveShare,
+    Share,
+)
 
 BUILT_IN_LEARNER = "fsdp2"
 """The value of `LearnerConfig.name` for the learner in learner.py."""
@@ -38,23 +49,11 @@ KlPlace = Literal["loss", "reward"]
 RateSchedule = Literal["constant", "linear", "cosine"]
 Precision = Literal["float32", "bfloat16"]
 Offloaded = Literal["moments", "reference"]
-
-
-def _choose(name: str, value: object, choices: Iterable[object]) -> None:
-    if value not in (known := list(choices)):
-        raise ValueError(f"{name} must be one of {', '.join(map(str, known))}, not {value!r}")
-
-
-def _within(name: str, value: float | None, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
-    """Raise ValueError unless `value` is None or finite and in [low, high], or (low, high] with `open_low`."""
-    if value is None:
-        return
-    if not math.isfinite(value) or not low <= value <= high or (open_low and value == low):
-        raise ValueError(f"{name} must be a number in {'(' if open_low else '['}{low}, {high}], not {value}")
+_Decay = Annotated[float, Ge(0), Lt(1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlgorithmConfig:
+class AlgorithmConfig(CheckedSettings):
     """An algorithm by name, and overrides; an unset key keeps the algorithm's own value (docs/training.md).
 
     Raises ValueError naming the invalid field.
@@ -65,12 +64,12 @@ class AlgorithmConfig:
     (docs/training.md); the keys below override them."""
     aggregation: AggregationName | None = None
     """How token losses are combined into one number."""
-    clip_low: float | None = None
+    clip_low: Share | None = None
     """ε_l: the importance ratio is clipped below at 1 − ε_l. A clip has no effect with one optimizer step per batch and
     ratios against the policy at the start of the update: every ratio is then 1."""
-    clip_high: float | None = None
+    clip_high: FiniteNonNegative | None = None
     """ε_h: the importance ratio is clipped above at 1 + ε_h."""
-    dual_clip: float | None = None
+    dual_clip: Annotated[float, Gt(1), FINITE] | None = None
     """c > 1: bounds the loss of a token of negative advantage by c·|A|."""
     proximal: Proximal | None = None
     """The policy against which importance ratios are taken: at the start of the update, or the rollout's."""
@@ -78,71 +77,43 @@ class AlgorithmConfig:
     """The off-policy weight π_o/μ: not used, limited to its bounds, or 0 outside them."""
     correction_level: CorrectionLevel | None = None
     """Whether π_o/μ is taken per token, or as the product over a sequence."""
-    correction_low: float | None = None
+    correction_low: FiniteNonNegative | None = None
     """Lower bound of π_o/μ."""
-    correction_cap: float | None = None
+    correction_cap: FinitePositive | None = None
     """Upper bound of π_o/μ."""
-    std_epsilon: float = 1e-6
+    std_epsilon: FiniteNonNegative = 1e-6
     """Added to a group's standard deviation."""
-    discount: float = 1.0
+    discount: PositiveShare = 1.0
     """γ per token, for reinforce_plus_plus, reinforce_plus_plus_baseline and ppo."""
-    gae_lambda: float = 1.0
+    gae_lambda: Share = 1.0
     """λ of GAE, for ppo: 1 uses the whole return, 0 only the next value."""
-    max_response_tokens: int | None = None
+    max_response_tokens: PositiveInt | None = None
     """L_max of the constant_length aggregation."""
-    kl_coefficient: float = 0.0
+    kl_coefficient: FiniteNonNegative = 0.0
     """β of the KL penalty to the initial model; 0: no reference model is loaded."""
     kl_kind: KlKind = "k3"
     """The KL estimator."""
     kl_in: KlPlace = "loss"
     """Where the KL penalty applies: added to each token's loss, or subtracted from each token's reward."""
 
-    def __post_init__(self) -> None:
-        _choose("name", self.name, get_args(AlgorithmName))
-        for name, choices in (
-            ("aggregation", AggregationName),
-            ("proximal", Proximal),
-            ("correction", CorrectionKind),
-            ("correction_level", CorrectionLevel),
-            ("kl_kind", KlKind),
-            ("kl_in", KlPlace),
-        ):
-            if getattr(self, name) is not None:
-                _choose(name, getattr(self, name), get_args(choices))
-        _within("clip_low", self.clip_low, 0, 1)
-        _within("clip_high", self.clip_high, 0)
-        _within("dual_clip", self.dual_clip, 1, open_low=True)
-        _within("correction_low", self.correction_low, 0)
-        _within("correction_cap", self.correction_cap, 0, open_low=True)
-        _within("std_epsilon", self.std_epsilon, 0)
-        _within("discount", self.discount, 0, 1, open_low=True)
-        _within("gae_lambda", self.gae_lambda, 0, 1)
-        _within("max_response_tokens", self.max_response_tokens, 1)
-        _within("kl_coefficient", self.kl_coefficient, 0)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CriticConfig:
+class CriticConfig(CheckedSettings):
     """The critic of ppo: a second model with the policy's initial trunk and a value output per token.
 
     Raises ValueError naming the invalid field.
     """
 
-    learning_rate: float = 1e-5
+    learning_rate: FinitePositive = 1e-5
     """Peak of the critic's learning rate; warm-up and schedule are the policy's."""
-    value_clip: float = 0.5
+    value_clip: FinitePositive = 0.5
     """ε_v: a value that changes by more than this within a batch has no gradient."""
-    warmup_batches: int = 0
+    warmup_batches: NonNegativeInt = 0
     """Number of first batches that train the critic alone."""
-
-    def __post_init__(self) -> None:
-        _within("critic.learning_rate", self.learning_rate, 0, open_low=True)
-        _within("critic.value_clip", self.value_clip, 0, open_low=True)
-        _within("critic.warmup_batches", self.warmup_batches, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterGroup:
+class ParameterGroup(CheckedSettings):
     """AdamW settings for parameters whose name contains a match of the regular expression `match`.
 
     Raises ValueError naming the invalid field.
@@ -150,30 +121,28 @@ class ParameterGroup:
 
     match: str
     """A regular expression, searched in the parameter's name."""
-    weight_decay: float | None = None
+    weight_decay: FiniteNonNegative | None = None
     """Weight decay of these parameters; unset: the learner's for matrices, 0 for vectors."""
-    learning_rate_factor: float = 1.0
+    learning_rate_factor: FiniteNonNegative = 1.0
     """Multiplies the learning rate of these parameters."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         try:
             re.compile(self.match)
         except re.error as error:
             raise ValueError(f"match must be a regular expression, not {self.match!r}: {error}") from error
-        _within("weight_decay", self.weight_decay, 0)
-        _within("learning_rate_factor", self.learning_rate_factor, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoraConfig:
+class LoraConfig(CheckedSettings):
     """Low-rank adapters, trained instead of the policy's own weights. All weights of a critic are trained.
 
     Raises ValueError naming the invalid field, or the package that is not installed.
     """
 
-    rank: int = 0
+    rank: NonNegativeInt = 0
     """r, the adapters' rank; 0 trains all weights."""
-    alpha: float = 32.0
+    alpha: FinitePositive = 32.0
     """α: an adapter's product is scaled by α/r."""
     targets: tuple[str, ...] = ()
     """Names of the layers with adapters, such as q_proj; empty: all linear layers but the output. Not the embedding,
@@ -181,15 +150,13 @@ class LoraConfig:
     seed: int = 0
     """Seed of the randomly initialised matrix of each adapter."""
 
-    def __post_init__(self) -> None:
-        _within("lora.rank", self.rank, 0)
-        _within("lora.alpha", self.alpha, 0, open_low=True)
+    def _check(self) -> None:
         if self.rank and find_spec("peft") is None:
             raise ValueError("lora.rank needs peft, which is not installed: install the extra lora")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerConfig:
+class LearnerConfig(CheckedSettings):
     """How a global batch is trained: AdamW on gradients accumulated over micro-batches, a step per mini-batch.
 
     Raises ValueError naming the invalid field.
@@ -201,33 +168,33 @@ class LearnerConfig:
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
-    learning_rate: float = 1e-6
+    learning_rate: FiniteNonNegative = 1e-6
     """Peak of the policy's learning rate: 1e-6 suits pretrained models of billions of parameters."""
-    warmup_steps: int = 10
+    warmup_steps: NonNegativeInt = 10
     """The learning rate rises linearly from 0 over so many batches."""
     schedule: RateSchedule = "constant"
     """Learning-rate schedule after the warm-up."""
     total_steps: int | None = None
     """The batch at which a linear or cosine schedule ends."""
-    final_learning_rate: float = 0.0
+    final_learning_rate: FiniteNonNegative = 0.0
     """Learning rate at the end of a linear or cosine schedule."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[_Decay, _Decay] = (0.9, 0.95)
     """Decay of AdamW's first and second moment."""
-    epsilon: float = 1e-8
+    epsilon: FinitePositive = 1e-8
     """AdamW's ε."""
-    weight_decay: float = 0.0
+    weight_decay: FiniteNonNegative = 0.0
     """AdamW's decoupled weight decay, for matrices only."""
     parameter_groups: tuple[ParameterGroup, ...] = ()
     """Exceptions for some parameters; the first match of a parameter's name applies. Each must match one."""
-    max_gradient_norm: float = 1.0
+    max_gradient_norm: FinitePositive = 1.0
     """The global gradient is clipped to this 2-norm."""
-    max_skipped_batches: int = 5
+    max_skipped_batches: PositiveInt = 5
     """Consecutive batches with a non-finite loss or gradient after which the trainer fails."""
-    mismatch_bound: float = 0.01
+    mismatch_bound: FinitePositive = 0.01
     """KL between rollout and trainer under the same weights, in nats per token, above which a warning is logged."""
-    mini_batches: int | None = None
+    mini_batches: PositiveInt | None = None
     """Optimizer steps per pass over the batch; groups are split evenly, in order. Unset: those of the algorithm."""
-    epochs: int | None = None
+    epochs: PositiveInt | None = None
     """Passes over the batch. Unset: those of the algorithm."""
     precision: Precision = "float32"
     """Precision of activations; weights and optimizer are always float32."""
@@ -247,36 +214,22 @@ class LearnerConfig:
     in each batch."""
     share_device: bool = False
     """Load actor, critic and reference on the device one at a time instead of all at once. With a single rank only."""
-    micro_batch_tokens: int = 1024
+    micro_batch_tokens: PositiveInt = 1024
     """Tokens (prompts included) of one forward and backward pass; a longer sequence is alone in its pass."""
-    logits_chunk_tokens: int = 4096
+    logits_chunk_tokens: PositiveInt = 4096
     """Response tokens whose logits exist at once; with more, logits are recomputed in the backward pass."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         module, _, member = self.name.rpartition(":")
         if self.name != BUILT_IN_LEARNER and not (module and member):
             raise ValueError(f"name must be {BUILT_IN_LEARNER!r}, 'module:Class' or 'file.py:Class', not {self.name!r}")
-        _within("learning_rate", self.learning_rate, 0)
-        _within("final_learning_rate", self.final_learning_rate, 0, self.learning_rate)
-        _within("warmup_steps", self.warmup_steps, 0)
-        _choose("schedule", self.schedule, get_args(RateSchedule))
+        if self.final_learning_rate > self.learning_rate:
+            raise ValueError(
+                f"final_learning_rate must be at most learning_rate ({self.learning_rate}), not "
+                f"{self.final_learning_rate}"
+            )
         if self.schedule != "constant" and (self.total_steps is None or self.total_steps <= self.warmup_steps):
             kind = f"{self.schedule} schedule"
             raise ValueError(
                 f"total_steps must exceed warmup_steps ({self.warmup_steps}) with a {kind}, not be {self.total_steps}"
             )
-        _choose("precision", self.precision, get_args(Precision))
-        _choose("reference_dtype", self.reference_dtype, get_args(Precision))
-        for each in self.offload:
-            _choose("offload", each, get_args(Offloaded))
-        _within("mini_batches", self.mini_batches, 1)
-        _within("epochs", self.epochs, 1)
-        for beta in self.betas:
-            _within("betas", beta, 0, 1 - 1e-9)
-        _within("epsilon", self.epsilon, 0, open_low=True)
-        _within("weight_decay", self.weight_decay, 0)
-        _within("max_gradient_norm", self.max_gradient_norm, 0, open_low=True)
-        _within("mismatch_bound", self.mismatch_bound, 0, open_low=True)
-        _within("max_skipped_batches", self.max_skipped_batches, 1)
-        _within("micro_batch_tokens", self.micro_batch_tokens, 1)
-        _within("logits_chunk_tokens", self.logits_chunk_tokens, 1)

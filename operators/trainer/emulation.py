@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+from infra.setting_types import CheckedSettings, NonNegative
+
 
 @dataclass(frozen=True)
-class TrainerEmulation:
+class TrainerEmulation(CheckedSettings):
     """Timing of the emulated trainer. Raises ValueError naming the invalid field.
 
     The default is a 32B model on 16 H800: 8 × 32.8e9 operations per token (six for the update, two for the reference)
@@ -15,23 +17,18 @@ class TrainerEmulation:
     of the Laminar paper's relay tier (arXiv 2510.12633) for 32B on four machines.
     """
 
-    step_s: tuple[tuple[float, float], ...] = ((0.0, 5.0), (1_000_000.0, 46.0))
+    step_s: tuple[tuple[NonNegative, NonNegative], ...] = ((0.0, 5.0), (1_000_000.0, 46.0))
     """Pairs of real tokens per global batch (prompts included) and seconds per step; linear between and beyond."""
-    stall_s: float = 0.64
+    stall_s: NonNegative = 0.64
     """Seconds that the trainer stalls to hand over its weights."""
-    broadcast_s: float = 0.42
+    broadcast_s: NonNegative = 0.42
     """Seconds from the end of the stall until every machine has the complete version."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if len(self.step_s) < 2 or any(b[0] <= a[0] or b[1] < a[1] for a, b in pairwise(self.step_s)):
             raise ValueError(
                 f"step_s must be two or more rows of rising tokens and non-falling seconds, not {self.step_s}"
             )
-        if self.step_s[0][0] < 0 or self.step_s[0][1] < 0:
-            raise ValueError(f"step_s must not have negative numbers, not {self.step_s[0]}")
-        for name in ("stall_s", "broadcast_s"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
 
     def seconds(self, tokens: float) -> float:
         """Seconds of a step over `tokens` tokens."""

@@ -6,81 +6,71 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from infra.machine import check_gpu_list, visible_gpus
+from infra.setting_types import CheckedSettings, NonNegative, NonNegativeInt, Positive, PositiveInt
 from infra.storage import open_storage
 from operators.trainer.config import LearnerConfig
 from operators.trainer.emulation import TrainerEmulation
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
+class TrainingConfig(CheckedSettings):
     """How long training runs, its checkpoints, devices and ranks. Raises ValueError naming the invalid field."""
 
     learner: LearnerConfig = field(default_factory=LearnerConfig)
-    optimizer_steps: int = 80
+    optimizer_steps: PositiveInt = 80
     """Global batches to train, whatever `mini_batches` is; the last one's version is the run's final version. A batch
     that cannot be trained also counts: its version has the weights of the one before."""
     checkpoint_folder: str = ""
     """Parent of the run's checkpoint folder: a path, or a URI (s3://, gs://, abfss://, hdfs://). Empty: checkpoints are
     in the run's own folder."""
-    checkpoint_every: int = 20
+    checkpoint_every: PositiveInt = 20
     """Batches between two checkpoints."""
-    checkpoints_kept: int = 2
+    checkpoints_kept: PositiveInt = 2
     """Number of newest checkpoints that are kept."""
-    keep_every: int = 0
+    keep_every: NonNegativeInt = 0
     """The checkpoints after every so many batches are never removed; 0: none."""
-    checkpoint_tries: int = 5
+    checkpoint_tries: PositiveInt = 5
     """Attempts to write a checkpoint or the final model before the trainer fails; pauses of 1, 2, 4, ... seconds."""
-    threads: int = 1
+    threads: PositiveInt = 1
     """CPU threads of the model code. Weights are bit-identical only between runs with the same number of threads."""
     device: str = "cpu"
     """A torch device. With `cuda` each rank uses one of the `gpus` of its machine."""
-    gpus: tuple[int, ...] = ()
+    gpus: tuple[NonNegativeInt, ...] = ()
     """The numbers of the GPUs of a machine that the ranks use, the same on every machine; empty: all that are visible.
     With 4 of them, rank 6 uses the third one of the second machine."""
-    ranks: int = 1
+    ranks: PositiveInt = 1
     """Processes that shard the model, each with its part of every batch. Fixed for a run."""
-    shard_ranks: int = 0
+    shard_ranks: NonNegativeInt = 0
     """Consecutive ranks that hold one copy of the model between them, such as those of one machine; each further group
     holds another copy, and only gradients cross between groups. 0: all ranks hold one copy."""
-    context_ranks: int = 1
+    context_ranks: PositiveInt = 1
     """Consecutive ranks that train the same sequences, each a part of their tokens: for responses whose activations do
     not fit on one rank. It must divide `ranks` and the model's attention heads. A micro-batch has `micro_batch_tokens`
     for each of them."""
     rank_0_host: str = "127.0.0.1"
     """Address of rank 0's machine, to which the other ranks connect."""
-    collective_timeout_s: float = 600.0
+    collective_timeout_s: Positive = 600.0
     """A rank that waits so long for another one within an update ends; all ranks then start again from the newest
     checkpoint. It must exceed the time by which one rank's part of a batch can take longer than another's."""
-    lost_batches: tuple[int, ...] = ()
+    lost_batches: tuple[NonNegativeInt, ...] = ()
     """Numbers of global batches that the log has lost: training continues without them."""
-    missing_batch_wait_s: float = 60.0
+    missing_batch_wait_s: NonNegative = 60.0
     """How long an idle trainer waits for a missing batch, of which a successor is in the log, before it fails."""
     emulation: TrainerEmulation = field(default_factory=TrainerEmulation)
     """Timing of the emulated trainer, which replaces the trainer where rollouts are emulated."""
 
-    def __post_init__(self) -> None:
-        for name in ("optimizer_steps", "checkpoint_every", "checkpoints_kept", "checkpoint_tries", "threads", "ranks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.shard_ranks < 0 or (self.shard_ranks and self.ranks % self.shard_ranks):
+    def _check(self) -> None:
+        if self.shard_ranks and self.ranks % self.shard_ranks:
             raise ValueError(f"shard_ranks must divide ranks ({self.ranks}), or be 0, not {self.shard_ranks}")
-        if self.context_ranks < 1 or self.ranks % self.context_ranks:
-            raise ValueError(
-                f"context_ranks must be at least 1 and divide ranks ({self.ranks}), not {self.context_ranks}"
-            )
+        if self.ranks % self.context_ranks:
+            raise ValueError(f"context_ranks must divide ranks ({self.ranks}), not {self.context_ranks}")
         if self.learner.share_device and self.ranks > 1:
             raise ValueError(f"learner.share_device needs ranks = 1, not {self.ranks}: set learner.offload instead")
         check_gpu_list("gpus", self.gpus)
         if self.gpus and self.device != "cuda":
             raise ValueError(f"gpus needs device = 'cuda', not {self.device!r}")
         open_storage(self.checkpoint_folder)
-        if any(number < 0 for number in self.lost_batches):
-            raise ValueError(f"lost_batches must be batch numbers from 0 on, not {list(self.lost_batches)}")
-        if not self.collective_timeout_s > 0:
-            raise ValueError(f"collective_timeout_s must be positive, not {self.collective_timeout_s}")
-        if not self.missing_batch_wait_s >= 0:
-            raise ValueError(f"missing_batch_wait_s must not be negative, not {self.missing_batch_wait_s}")
-        if self.keep_every < 0 or self.keep_every % self.checkpoint_every:
+        if self.keep_every % self.checkpoint_every:
             every = self.checkpoint_every
             raise ValueError(f"keep_every must be a multiple of checkpoint_every ({every}), not {self.keep_every}")
 

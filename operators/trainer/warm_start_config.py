@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from infra.models.demo_config import DemoModelConfig
+from infra.setting_types import CheckedSettings, NonNegativeInt, Positive, PositiveInt, Share
 
 
 @dataclass(frozen=True, kw_only=True)
-class WarmStartConfig:
+class WarmStartConfig(CheckedSettings):
     """Supervised training of a small model built in code. Raises ValueError naming the invalid field.
 
     Phase 1 imitates worked answers. `careless_share` of them come from a careless teacher, who makes an error with
@@ -24,51 +25,39 @@ class WarmStartConfig:
     """
 
     model: DemoModelConfig = field(default_factory=DemoModelConfig)
-    examples: int = 20_000
+    examples: PositiveInt = 20_000
     """Distinct draws of the task to learn from."""
-    batch: int = 64
+    batch: PositiveInt = 64
     """Examples per update."""
-    steps: int = 500
+    steps: PositiveInt = 500
     """Updates of phase 1."""
-    learning_rate: float = 1e-2
+    learning_rate: Positive = 1e-2
     """Peak in phase 1 for embeddings, norms and biases (AdamW); rates fall linearly to 0."""
-    matrix_learning_rate: float = 5e-3
+    matrix_learning_rate: Positive = 5e-3
     """Peak in phase 1 for all other matrices (Muon)."""
-    warmup: int = 5
+    warmup: NonNegativeInt = 5
     """Warm-up updates of each phase."""
-    careless_share: float = 1.0
+    careless_share: Share = 1.0
     """Probability that a worked answer is the careless teacher's."""
-    slip_rate: float = 0.0
+    slip_rate: Share = 0.0
     """Probability of an error of the careless teacher, per step."""
-    calculator_share: float = 0.0
+    calculator_share: Share = 0.0
     """Probability that a worked answer calls the calculator."""
-    habit_steps: int = 0
+    habit_steps: NonNegativeInt = 0
     """Updates of phase 2; 0: no phase 2."""
-    habit_share: float = 0.7
+    habit_share: Share = 0.7
     """Probability that an answer of phase 2 is bare."""
-    habit_learning_rate: float = 5e-4
+    habit_learning_rate: Positive = 5e-4
     """Peak in phase 2, for both optimizers."""
-    measured: int = 256
+    measured: PositiveInt = 256
     """Number of held-out questions for measurements."""
-    measure_every: int = 100
+    measure_every: PositiveInt = 100
     """Updates between two measurements in phase 1; the best one is the supervised baseline."""
-    max_new_tokens: int = 48
+    max_new_tokens: PositiveInt = 48
     """Maximum tokens of a measured answer."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Seed of the teachers' errors, bare answers and the order of examples; `model.seed` is that of the weights."""
 
-    def __post_init__(self) -> None:
-        for name in ("examples", "batch", "steps", "measured", "measure_every", "max_new_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("careless_share", "slip_rate", "calculator_share", "habit_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
-        for name in ("learning_rate", "matrix_learning_rate", "habit_learning_rate"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+    def _check(self) -> None:
         if self.calculator_share and self.model.task != "chain_sum":
             raise ValueError(f"calculator_share needs model.task = 'chain_sum', not {self.model.task!r}")
-        for name in ("warmup", "habit_steps", "seed"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")

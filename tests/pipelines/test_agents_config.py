@@ -29,7 +29,7 @@ def config_of(**sections: Any) -> Any:
         ({"prompts": AGENT, "agents": {"timeout_s": 0.0}}, "timeout_s must be positive"),
         ({"gateway": {"host": "0.0.0.0"}}, "set certificate_file and key_file"),
         ({"gateway": {"key_file": "me.key"}}, "certificate_file and key_file: set both or neither"),
-        ({"gateway": {"port": 70000}}, "port must be from 0 to 65535, not 70000"),
+        ({"gateway": {"port": 70000}}, "gateway: port must be at most 65535, not 70000"),
         ({"gateway": {}, "rollout": {"engine": "emulated"}}, "agents need an engine that generates text"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -136,7 +137,12 @@ def test_parse_config_rejects_values_of_wrong_types(table: dict[str, Any], messa
         ({"kafka": {"partitions": 0}}, "kafka: partitions must be at least 1"),
         ({"kafka": {"replication_factor": 0}}, "kafka: replication_factor must be at least 1, or -1"),
         ({"kafka": {"outage_timeout_s": 0.0}}, "kafka: outage_timeout_s must be positive"),
+        ({"kafka": {"metrics_hours": math.nan}}, "kafka: metrics_hours must be at least 1, not nan"),
+        ({"run": {"time_scale": math.inf}}, "run: time_scale must be finite, not inf"),
         ({"run": {"name": "a run"}}, "run: run name 'a run' must be"),
+        ({"trainer": {"lost_batches": [3, -1]}}, "trainer: lost_batches must be at least 0, not -1"),
+        ({"score": {"rewards": [{"name": "exact", "weight": 2e6}]}}, "score.rewards.0: weight must be at most 1000000"),
+        ({"deploy": {"cpus": {"score": 0.0}}}, "deploy.cpus: score must be positive, not 0.0"),
         (
             {"trainer": {"device": "cuda", "gpus": [1, 1]}},
             "gpus must be different numbers of GPUs, from 0 on, not [1, 1]",

@@ -29,17 +29,20 @@ def test_defaults_toml_loads_as_the_default_configuration() -> None:
 @pytest.mark.parametrize(
     ("key", "kind", "default", "unit"),
     [
-        ("placement.repack_s", "number", "5", "seconds"),
+        ("placement.repack_s", "number, positive", "5", "seconds"),
         ("placement.repack", "true or false", "unset", ""),
-        ("kafka.partitions", "integer", "1", ""),
+        ("kafka.partitions", "integer, at least 1", "1", ""),
         ("run.folder", "path", '"runs"', ""),
-        ("trainer.learner.betas", "list of number", "[0.9, 0.95]", ""),
-        ("relay.max_megabytes_per_s", "number", "unset", "MB/s"),
+        ("trainer.learner.betas", "list of number, at least 0 and below 1", "[0.9, 0.95]", ""),
+        ("relay.max_megabytes_per_s", "number, positive", "unset", "MB/s"),
         ("score.rewards[].name", "text", "", ""),
-        ("trainer.optimizer_steps", "integer", "80", "batches"),
-        ("trainer.learner.mini_batches", "integer", "unset", "optimizer steps"),
-        ("rollout.environments[].memory_mb", "integer", "1024", "MiB"),
+        ("trainer.optimizer_steps", "integer, at least 1", "80", "batches"),
+        ("trainer.learner.mini_batches", "integer, at least 1", "unset", "optimizer steps"),
+        ("rollout.environments[].memory_mb", "integer, at least 1", "1024", "MiB"),
         ("rollout.context", "integer", "unset", "tokens"),
+        ("run.time_scale", "number, positive and finite", "1", ""),
+        ("deploy.memory_gib", "table of integer, at least 1", "{}", "GiB"),
+        ("rollout.vllm", "table", "{}", ""),
     ],
 )
 def test_setting_has_type_default_and_unit(key: str, kind: str, default: str, unit: str) -> None:
@@ -57,8 +60,19 @@ def test_schema_accepts_every_example(example: Path) -> None:
     assert not [f"{each.json_path}: {each.message}" for each in errors]
 
 
-@pytest.mark.parametrize(("key", "value"), [("global_batch", "many"), ("global_batch", 1.5), ("sampler", 1), ("x", 1)])
-def test_schema_rejects_wrong_types_and_keys(key: str, value: object) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("global_batch", "many"),
+        ("global_batch", 1.5),
+        ("global_batch", 0),
+        ("micro_batch_tokens", 400_001),
+        ("group_timeout_s", -1.0),
+        ("sampler", 1),
+        ("x", 1),
+    ],
+)
+def test_schema_rejects_wrong_values_and_keys(key: str, value: object) -> None:
     assert list(Draft202012Validator(json_schema()).iter_errors({"experience": {key: value}}))
 
 

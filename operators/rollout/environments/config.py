@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from infra.name_lookup import suggest_name
+from infra.setting_types import CheckedSettings, NonNegativeInt, Positive, PositiveInt
 
 ENVIRONMENTS: Mapping[str, str] = {
     "calculator": "operators.rollout.environments.calculator:Calculator",
@@ -19,7 +20,7 @@ ENVIRONMENTS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class EnvironmentSpec:
+class EnvironmentSpec(CheckedSettings):
     """One environment. Raises ValueError naming the field that is invalid.
 
     `name` is one of `ENVIRONMENTS` or a user's class, `module:Class` or `file.py:Class` (see contract.py). Use only
@@ -35,23 +36,23 @@ class EnvironmentSpec:
     role: str = ""
     """Observations are messages of this role ("user", "tool") by the model's own chat template; empty: they are plain
     text after the turn."""
-    turns: int = 8
+    turns: PositiveInt = 8
     """Maximum number of the model's turns in an episode."""
-    turn_tokens: int | None = None
+    turn_tokens: PositiveInt | None = None
     """Maximum tokens of one turn; unset: the remaining tokens of the response."""
-    seconds: float = 10.0
+    seconds: Positive = 10.0
     """Wall-clock limit of one step; beyond it the process is killed and the episode fails."""
-    max_observation_chars: int = 16_384
+    max_observation_chars: PositiveInt = 16_384
     """Maximum characters of an observation; a longer one fails its episode."""
-    kv_megabytes: int = 0
+    kv_megabytes: NonNegativeInt = 0
     """Memory of a replica, in MB, for the KV of trajectories that wait for this environment, so that the next turn need
     not recompute it. KV that does not fit is freed. vLLM ignores it and uses its prefix cache."""
-    workers: int = 2
+    workers: PositiveInt = 2
     """Worker processes; each runs one step at a time."""
-    memory_mb: int = 1024
+    memory_mb: PositiveInt = 1024
     """Address space limit of a worker process, in MiB."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if ":" not in self.name:
             if self.name not in ENVIRONMENTS:
                 raise ValueError(
@@ -59,14 +60,6 @@ class EnvironmentSpec:
                 )
         elif not all(self.name.rpartition(":")[::2]):
             raise ValueError(f"environments: name {self.name!r} must be 'module:Class' or 'file.py:Class'")
-        for name in ("turns", "turn_tokens", "max_observation_chars", "workers", "memory_mb"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"environments: {name} of {self.resolved_name!r} must be at least 1, not {value}")
-        if self.kv_megabytes < 0:
-            raise ValueError(f"environments: kv_megabytes of {self.resolved_name!r} must not be negative")
-        if not self.seconds > 0:
-            raise ValueError(f"environments: seconds of {self.resolved_name!r} must be positive, not {self.seconds}")
 
     @property
     def resolved_name(self) -> str:

@@ -159,7 +159,7 @@ def test_writers_refuse_with_reasons() -> None:
         ({"sampler": Component("dynamic", {"order_by": "dynamic"})}, "must be a sampler that orders"),
         ({"evictions": (Component("capacity", {"trajectories": 0}),)}, "trajectories must be at least 1"),
         ({"writers": (Component("al"),)}, "writers: there is none called 'al'; did you mean 'all'"),
-        ({"group_timeout_s": -1.0}, "group_timeout_s must not be negative"),
+        ({"group_timeout_s": -1.0}, "group_timeout_s must be at least 0, not -1.0"),
     ],
 )
 def test_config_names_the_component_that_does_not_fit(settings: dict[str, Any], message: str) -> None:

@@ -340,7 +340,7 @@ def test_step_pace_rounds_is_the_inverse_of_seconds() -> None:
         ({"decode_ms": ((1, 10.0), (1, 12.0))}, "increasing batch"),
         ({"decode_ms": ((2, 10.0), (4, 12.0))}, "from 1"),
         ({"decode_ms": ((1, 10.0), (256, 12.0))}, "12.0 ms at batch 256 is less than its KV reads take"),
-        ({"kv_ns": -1.0}, "kv_ns must not be negative"),
+        ({"kv_ns": -1.0}, "kv_ns must be at least 0"),
     ],
 )
 def test_roofline_config_rejects_invalid_values(wrong: dict, says: str) -> None:
@@ -351,7 +351,7 @@ def test_roofline_config_rejects_invalid_values(wrong: dict, says: str) -> None:
 def test_engine_emulation_rejects_invalid_values() -> None:
     with pytest.raises(ValueError, match="stride must be at least 1"):
         EngineEmulation(stride=0)
-    with pytest.raises(ValueError, match="acceptance must be between 0 and 1, not 2"):
+    with pytest.raises(ValueError, match="acceptance must be at most 1, not 2"):
         SpeculationEmulation(acceptance=2.0)
     with pytest.raises(ValueError, match="p50 must be between 1 and p99"):
         LengthsConfig(p50=20, p99=10)

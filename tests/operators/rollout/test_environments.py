@@ -133,8 +133,8 @@ def test_environment_spec_validates_its_fields() -> None:
     for fields, why in (
         ({"name": "calculater"}, "did you mean 'calculator'"),
         ({"name": "module:"}, "'module:Class'"),
-        ({"name": "guess", "turns": 0}, "turns of 'guess' must be at least 1"),
-        ({"name": "guess", "seconds": 0.0}, "seconds of 'guess' must be positive"),
+        ({"name": "guess", "turns": 0}, "turns must be at least 1"),
+        ({"name": "guess", "seconds": 0.0}, "seconds must be positive"),
     ):
         with pytest.raises(ValueError, match=why):
             EnvironmentSpec(**fields)  # type: ignore[arg-type]

@@ -231,8 +231,8 @@ def test_step_table_is_linear_between_and_beyond_rows() -> None:
         ({"step_s": ((0, 1),)}, "two or more rows"),
         ({"step_s": ((0, 1), (0, 2))}, "rising tokens"),
         ({"step_s": ((0, 2), (5, 1))}, "non-falling"),
-        ({"step_s": ((0, -1), (5, 1))}, "negative"),
-        ({"stall_s": -1.0}, "stall_s must not be negative"),
+        ({"step_s": ((0, -1), (5, 1))}, "step_s must be at least 0, not -1"),
+        ({"stall_s": -1.0}, "stall_s must be at least 0"),
     ],
 )
 def test_emulation_config_rejects_invalid_values(wrong: dict[str, Any], message: str) -> None:

@@ -162,7 +162,7 @@ def test_requests_of_roles_can_be_set(tmp_path: Path) -> None:
     for change, reason in (
         ("deploy.cpus={scores = 2}", "deploy.cpus has 'scores', which is no role of this run: autoscaler, "),
         ("deploy.memory_gib={agents = 2}", "deploy.memory_gib has 'agents', which is no role of this run"),
-        ("deploy.cpus={score = 0}", r"cpus\.score must be positive, not 0"),
+        ("deploy.cpus={score = 0}", r"--set: deploy\.cpus: score must be positive, not 0"),
     ):
         with pytest.raises(ConfigError, match=reason):
             plan_of(run_file(tmp_path, "secured"), (change,))
