@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from infra.setting_types import CheckedSettings, NonNegativeInt, Positive, PositiveInt
 from operators.experience.batch_context import BatchContext
 from operators.experience.groups import Group
 from operators.experience.members import GroupMember
@@ -28,14 +29,10 @@ class Eviction:
 
 
 @dataclass(frozen=True)
-class Staleness(Eviction):
+class Staleness(Eviction, CheckedSettings):
     """Drops members staler than `most` versions. It starves long answers; correction in the loss does not."""
 
-    most: int = 4
-
-    def __post_init__(self) -> None:
-        if self.most < 0:
-            raise ValueError(f"most must not be negative, not {self.most}")
+    most: NonNegativeInt = 4
 
     def evict(self, groups: Sequence[Group], context: BatchContext) -> Iterable[Drop]:
         for group in groups:
@@ -45,15 +42,11 @@ class Staleness(Eviction):
 
 
 @dataclass(frozen=True)
-class Age(Eviction):
+class Age(Eviction, CheckedSettings):
     """Drops groups whose first member arrived more than `seconds` ago, by the monotonic clock of the buffer's process,
     which stops while the run is paused. After a restart all members have just arrived."""
 
-    seconds: float = 3600.0
-
-    def __post_init__(self) -> None:
-        if not self.seconds > 0:
-            raise ValueError(f"seconds must be positive, not {self.seconds}")
+    seconds: Positive = 3600.0
 
     def evict(self, groups: Sequence[Group], context: BatchContext) -> Iterable[Drop]:
         for group in groups:
@@ -62,14 +55,10 @@ class Age(Eviction):
 
 
 @dataclass(frozen=True)
-class Capacity(Eviction):
+class Capacity(Eviction, CheckedSettings):
     """Drops whole groups, the oldest first, until the shard holds at most `trajectories`."""
 
-    trajectories: int = 100_000
-
-    def __post_init__(self) -> None:
-        if self.trajectories < 1:
-            raise ValueError(f"trajectories must be at least 1, not {self.trajectories}")
+    trajectories: PositiveInt = 100_000
 
     def evict(self, groups: Sequence[Group], context: BatchContext) -> Iterable[Drop]:
         over = context.held - self.trajectories

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from infra.setting_types import CheckedSettings, NonNegative, Positive, PositiveInt
 from operators.experience.batch_context import BatchContext
 from operators.experience.curriculum import total_success
 from operators.experience.groups import Group
@@ -53,14 +54,11 @@ class NewestFirst(Sampler):
 
 
 @dataclass(frozen=True)
-class StalenessWeighted(Sampler):
+class StalenessWeighted(Sampler, CheckedSettings):
     """Draws groups at random, fresh ones more often: a group's weight halves with every `half_life` versions of
     staleness of its stalest member."""
 
-    half_life: float = 1.0
-
-    def __post_init__(self) -> None:
-        _check_positive("half_life", self.half_life)
+    half_life: Positive = 1.0
 
     def order(self, ready: Sequence[Group], context: BatchContext) -> Iterable[Group]:
         def key(group: Group) -> float:
@@ -70,19 +68,14 @@ class StalenessWeighted(Sampler):
 
 
 @dataclass(frozen=True)
-class Prioritised(Sampler):
+class Prioritised(Sampler, CheckedSettings):
     """Draws groups at random, with weight (standard deviation of rewards + `floor`) ** `alpha`.
 
     `alpha` 0 draws uniformly. Source: Schaul et al., arXiv 1511.05952, 3.3, with that deviation as the priority.
     """
 
-    alpha: float = 1.0
-    floor: float = 0.01
-
-    def __post_init__(self) -> None:
-        _check_positive("floor", self.floor)
-        if self.alpha < 0:
-            raise ValueError(f"alpha must not be negative, not {self.alpha}")
+    alpha: NonNegative = 1.0
+    floor: Positive = 0.01
 
     def order(self, ready: Sequence[Group], context: BatchContext) -> Iterable[Group]:
         def key(group: Group) -> float:
@@ -92,30 +85,24 @@ class Prioritised(Sampler):
 
 
 @dataclass(frozen=True)
-class Windowed(Sampler):
+class Windowed(Sampler, CheckedSettings):
     """Shuffles the oldest `window` groups and takes no others."""
 
-    window: int = 256
-
-    def __post_init__(self) -> None:
-        _check_positive("window", self.window)
+    window: PositiveInt = 256
 
     def order(self, ready: Sequence[Group], context: BatchContext) -> Iterable[Group]:
         return sorted(ready[: self.window], key=context.draw)
 
 
 @dataclass(frozen=True)
-class LengthBalanced(Sampler):
+class LengthBalanced(Sampler, CheckedSettings):
     """Balances the lengths of batches: takes the oldest group, then alternates between long and short groups.
 
     It alternates among the oldest `window` groups, so that no batch consists of long answers only and the load can be
     balanced over ranks.
     """
 
-    window: int = 64
-
-    def __post_init__(self) -> None:
-        _check_positive("window", self.window)
+    window: PositiveInt = 64
 
     def order(self, ready: Sequence[Group], context: BatchContext) -> Iterable[Group]:
         by_length = sorted(ready[1 : self.window], key=lambda group: group.tokens)
@@ -126,12 +113,12 @@ class LengthBalanced(Sampler):
 
 
 @dataclass(frozen=True)
-class _FilteringSampler(Sampler):
+class _FilteringSampler(Sampler, CheckedSettings):
     """Refuses some groups and orders the others as sampler `order_by` does."""
 
     order_by: str = "fifo"
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         kind = SAMPLERS.get(self.order_by)
         if kind is None or issubclass(kind, _FilteringSampler):
             raise ValueError(f"order_by must be a sampler that orders groups, such as 'fifo', not {self.order_by!r}")
@@ -178,11 +165,10 @@ class CurriculumSampler(_FilteringSampler):
 
     harder_above: float = 0.8
     easier_below: float = 0.2
-    least: int = 256
+    least: PositiveInt = 256
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_positive("least", self.least)
+    def _check(self) -> None:
+        super()._check()
         if not 0 <= self.easier_below < self.harder_above <= 1:
             raise ValueError("curriculum needs 0 <= easier_below < harder_above <= 1")
 
@@ -208,8 +194,3 @@ SAMPLERS: Mapping[str, type[Sampler]] = {
     "dynamic": DynamicSampling,
     "curriculum": CurriculumSampler,
 }
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise ValueError(f"{name} must be positive, not {value}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from infra.setting_types import CheckedSettings, PositiveInt
 from operators.experience.members import GroupMember
 
 
@@ -26,14 +27,10 @@ class Finished(Writer):
 
 
 @dataclass(frozen=True)
-class Bounded(Writer):
+class Bounded(Writer, CheckedSettings):
     """Refuses sequences, prompt included, of more than `tokens` tokens: set it to what the trainer's memory holds."""
 
-    tokens: int = 131_072
-
-    def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise ValueError(f"tokens must be at least 1, not {self.tokens}")
+    tokens: PositiveInt = 131_072
 
     def refuse(self, member: GroupMember) -> str | None:
         return f"{member.length} tokens are more than {self.tokens}" if member.length > self.tokens else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from infra.setting_types import CheckedSettings, FiniteNonNegative, PositiveInt
 from operators.experience.config import ExperienceConfig
 from pipelines.config import Config
 
@@ -12,21 +13,16 @@ _IGNORED = ("over_age", "sampler", "writers", "evictions", "group_timeout_s")
 
 
 @dataclass(frozen=True)
-class Overheads:
+class Overheads(CheckedSettings):
     """Times that no roofline has, in seconds of the run's own clock: they do not shrink with `run.time_scale`.
 
     Raises ValueError naming the field that is invalid.
     """
 
-    hop_s: float = 0.1
+    hop_s: FiniteNonNegative = 0.1
     """From a record's publication to its fold in the next role: the transaction, the broker and the poll."""
-    batch_s: float = 0.5
+    batch_s: FiniteNonNegative = 0.5
     """From the last trajectory of a batch to its arrival at the trainer: scoring, packing, reading."""
-
-    def __post_init__(self) -> None:
-        for name in ("hop_s", "batch_s"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be a number of seconds, not {getattr(self, name)}")
 
 
 def uncalibrated(config: Config) -> str:
@@ -41,7 +37,7 @@ def uncalibrated(config: Config) -> str:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class Cluster(CheckedSettings):
     """The run to predict. A run is predicted as it is configured: in its own clock, with its `time_scale` and `stride`.
 
     `training_parts`: parts of a batch that the trainer may begin before the batch is complete (StreamRL).
@@ -50,12 +46,12 @@ class Cluster:
 
     config: Config
     overheads: Overheads = Overheads()
-    training_parts: int = 1
-    train_gpus: int = 1
-    gpus_per_replica: int = 1
+    training_parts: PositiveInt = 1
+    train_gpus: PositiveInt = 1
+    gpus_per_replica: PositiveInt = 1
     colocated: bool = False
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         config = self.config
         if not config.emulated:
             environment = next((task.environment for task in config.prompts.mixture if task.environment), "")
@@ -71,9 +67,6 @@ class Cluster:
                 f"prompts has {len(config.prompts.mixture)} tasks: of emulated runs only those with one are predicted, "
                 "because all tasks have the lengths of rollout.emulation; remove prompts.tasks"
             )
-        for name in ("training_parts", "train_gpus", "gpus_per_replica"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 
     @property
     def not_predicted(self) -> list[str]:

@@ -155,7 +155,7 @@ def test_writers_refuse_with_reasons() -> None:
     [
         ({"sampler": Component("fifp")}, "sampler: there is none called 'fifp'; did you mean 'fifo'"),
         ({"sampler": Component("windowed", {"windo": 3})}, "windowed has no option 'windo'; did you mean 'window'"),
-        ({"sampler": Component("windowed", {"window": 0})}, "window must be positive"),
+        ({"sampler": Component("windowed", {"window": 0})}, "window must be at least 1, not 0"),
         ({"sampler": Component("dynamic", {"order_by": "dynamic"})}, "must be a sampler that orders"),
         ({"evictions": (Component("capacity", {"trajectories": 0}),)}, "trajectories must be at least 1"),
         ({"writers": (Component("al"),)}, "writers: there is none called 'al'; did you mean 'all'"),

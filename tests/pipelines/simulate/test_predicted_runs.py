@@ -129,5 +129,5 @@ def test_cluster_rejects_impossible_numbers(changes: dict[str, int]) -> None:
 
 
 def test_overheads_reject_negative_seconds() -> None:
-    with pytest.raises(ValueError, match="hop_s must be a number of seconds, not -1"):
+    with pytest.raises(ValueError, match="hop_s must be at least 0, not -1"):
         Overheads(hop_s=-1)

@@ -154,7 +154,7 @@ def test_plot_shows_each_kind_of_candidate() -> None:
             r"\. Turns and waits of environments \(guess\) are not predicted$",
         ),
         ({"changes": ["rollout.emulation.lengths={file = '/nonexistent'}"]}, "cannot read the lengths"),
-        ({"changes": ["rollout.emulation.lengths={p50 = 0}"]}, "p50 must be between 1 and p99"),
+        ({"changes": ["rollout.emulation.lengths={p50 = 0}"]}, "p50 must be at least 1, not 0"),
         ({"run": Path("runs/none")}, "leave out CONFIG.toml"),
     ],
 )
