@@ -374,7 +374,7 @@ def flattened(config: Config) -> dict[str, Any]:
         else:
             yield name, value
 
-    return dict(leaves(_without_none(adapter(Config).dump_python(config, mode="json")), ""))
+    return dict(leaves(plain_table(config), ""))
 
 
 def _error_line(origin: str, problem: Mapping[str, Any], changed: Collection[str]) -> str:

@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from infra.conditions.grammar import comparisons, parse_condition
-from infra.name_lookup import suggest_name
 from infra.setting_types import CheckedSettings, FinitePositive, NonNegativeInt, PositiveInt, Seed, Share
 
-SOURCES = ("reasoning_gym", "jsonl", "parquet", "dataset", "synthetic")
+SourceName = Literal["reasoning_gym", "jsonl", "parquet", "dataset", "synthetic"]
 MAX_SUGGESTIONS = 12
 """Maximum valid names that an error lists."""
 PROMPT_SLOT = "{prompt}"
@@ -34,7 +33,7 @@ class TaskConfig(CheckedSettings):
     weight: FinitePositive = 1.0
     """How often its questions are drawn, relative to the weights of the other tasks."""
 
-    source: str = "reasoning_gym"
+    source: SourceName = "reasoning_gym"
     """`reasoning_gym`, `jsonl` (a file with a JSON object a line), `parquet` (a file or a folder of them), `dataset` (a
     Hugging Face folder on disk: of `save_to_disk`, or Parquet or Arrow files), or `synthetic` (prompts of random
     tokens, for emulated runs)."""
@@ -124,8 +123,6 @@ class TaskConfig(CheckedSettings):
 
     def _check(self) -> None:
         self._check_sampling()
-        if self.source not in SOURCES:
-            raise ValueError(f"source {self.source!r} is unknown{suggest_name(self.source, SOURCES, MAX_SUGGESTIONS)}")
         if self.source == "reasoning_gym":
             self._check_task()
         elif self.source == "synthetic":

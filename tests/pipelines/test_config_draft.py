@@ -59,7 +59,7 @@ def test_draft_names_all_values_that_a_section_refuses() -> None:
     ("table", "problem"),
     [
         ({"prompts": {"source": "jsonl", "paht": "a.jsonl"}}, "unknown key prompts.paht; did you mean 'path'?"),
-        ({"prompts": {"source": "jsonll", "path": "a.jsonl"}}, "prompts: source 'jsonll' is unknown"),
+        ({"prompts": {"source": "jsonll", "path": "a.jsonl"}}, "(it is 'jsonll'); did you mean 'jsonl'?"),
         ({"score": {"rewards": [{"name": 5}]}}, "score.rewards.0.name: Input should be a valid string"),
         ({"score": {"shards": 4}, "kafka": {"partitions": "8"}}, "kafka.partitions: Input should be a valid integer"),
         ({"prompts": {"max_new_tokens": 0, "tasks": [{"task": "gcd"}, {"task": "lcm"}]}}, "max_new_tokens must be at"),

@@ -261,7 +261,7 @@ def test_file_without_usable_rows_raises_with_the_reason(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        ({"source": "json", "path": "x"}, "source 'json' is unknown; did you mean 'jsonl'"),
+        ({"source": "json", "path": "x"}, "source must be one of reasoning_gym, jsonl, .*, not 'json'"),
         ({"source": "jsonl"}, "path"),
         ({}, "task"),
         ({"task": "gcd", "path": "x"}, "path"),
