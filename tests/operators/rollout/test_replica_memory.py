@@ -88,7 +88,7 @@ def test_backend_rejects_a_model_before_it_is_loaded(
     assert not loaded
 
 
-def test_weights_beyond_the_devices_of_vllm_are_a_permanent_error(model: Path) -> None:
+def test_weights_beyond_vllms_devices_are_a_permanent_error(model: Path) -> None:
     memory = ReplicaMemory.of(model, "float32")
     assert memory is not None
     one, two = RolloutConfig(engine="vllm"), RolloutConfig(engine="vllm", tensor_parallel=2)
