@@ -25,7 +25,7 @@ from infra.transport.endpoint import Endpoint
 from infra.transport.kv_transfer import KVTransfers
 from infra.transport.relay_node import RelayNode
 from infra.transport.throttle import Link
-from operators.io.repartition import Placed, assignment_of
+from operators.io.repartition import Placed
 from operators.relay.relay import StatusMaker
 from operators.rollout.config import RolloutConfig
 from operators.rollout.heartbeats import replica_status
@@ -115,9 +115,9 @@ def main(root: Path, number: int, rate: float) -> None:
             if command is None:
                 return
             for event in _handle(command, replica, node):
-                publish(assignment_of(event) if isinstance(event, Placed) else event)
+                publish(event.assignment if isinstance(event, Placed) else event)
         for event in replica.step():
-            publish(assignment_of(event) if isinstance(event, Placed) else event)
+            publish(event.assignment if isinstance(event, Placed) else event)
 
 
 def _handle(command: Any, replica: Replica, node: RelayNode) -> list[Any]:

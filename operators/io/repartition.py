@@ -10,27 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from operators.io.elements import Output
 from operators.io.map_outputs import MapOutputs
 from schemas.bounds import fits_inbox
-from schemas.identity import trajectory_id
-from schemas.records import (
-    Assignment,
-    AssignmentRejected,
-    Cancel,
-    KVManifest,
-    NextOwner,
-    PolicyVersion,
-    Prompt,
-    Release,
-    Reserve,
-    Response,
-    StageGroup,
-    VersionSpan,
-)
+from schemas.records import Assignment, AssignmentRejected, Cancel, Release, Reserve, StageGroup
 from schemas.topics import INBOX, PROGRESS, inbox_partition
 
 PlacementReason = Literal["dispatch", "resume", "failover", "hand_over"]
@@ -40,43 +26,20 @@ MoveReason = Literal["repack", "drain", "balance"]
 """`repack` empties replicas, `drain` those that drain, `balance` moves waiting trajectories."""
 
 
-class Placed(NamedTuple):  # one a trajectory: a dataclass costs three times as much
-    """The decision that sample `member` of `prompt` continues at `to` from `partial`. The fields are as in Assignment.
+class Placed(NamedTuple):
+    """The decision that a trajectory continues at the owner in `assignment`, which goes to that owner's inbox."""
 
-    It becomes an Assignment in the inbox of `to`.
-    """
-
-    prompt: Prompt
-    member: int
-    attempt: int
-    to: NextOwner
+    assignment: Assignment
     reason: PlacementReason
-    policy_version: PolicyVersion | None
-    partial: Response | None
-    version_spans: tuple[VersionSpan, ...]
-    placed_at: int
-    kv: KVManifest | None = None
-    at_least: PolicyVersion | None = None
-
-    @property
-    def trajectory_id(self) -> str:
-        return trajectory_id(self.prompt.purpose, self.prompt.number, self.member)
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """The decision that an incarnation of a replica hands trajectories over to `to`, each under its new lease.
+class Moved(NamedTuple):
+    """The decision that a replica hands trajectories over to another, each under its new lease.
 
-    It becomes a Release in the inbox of the source; the source then places each at `to`.
+    `release` goes to the inbox of the source; the source then places each at the destination.
     """
 
-    plan_id: str
-    trajectory_ids: tuple[str, ...]
-    leases: tuple[int, ...]
-    source: int
-    source_incarnation: int
-    to: int
-    to_incarnation: int
+    release: Release
     reason: MoveReason
 
 
@@ -111,7 +74,7 @@ def count_decisions(decisions: Sequence[Any], outputs: Sequence[Any]) -> Counter
     counts = Counter(f"placed/{each.reason}" for each in decisions if isinstance(each, Placed))
     for decision in decisions:
         if isinstance(decision, Moved):
-            counts[f"moved/{decision.reason}"] += len(decision.trajectory_ids)
+            counts[f"moved/{decision.reason}"] += len(decision.release.trajectory_ids)
     if rejected := _rejections(outputs) - _rejections(decisions):
         counts["rejected"] = rejected
     return counts
@@ -119,24 +82,6 @@ def count_decisions(decisions: Sequence[Any], outputs: Sequence[Any]) -> Counter
 
 def _rejections(outputs: Sequence[Any]) -> int:
     return sum(isinstance(each, Output) and isinstance(each.record, AssignmentRejected) for each in outputs)
-
-
-def assignment_of(placed: Placed) -> Assignment:
-    """The record of `placed`."""
-    return Assignment(
-        prompt=placed.prompt,
-        member=placed.member,
-        lease=placed.to.lease,
-        attempt=placed.attempt,
-        replica=placed.to.replica,
-        incarnation=placed.to.incarnation,
-        policy_version=placed.policy_version,
-        partial=placed.partial,
-        assigned_at=placed.placed_at,
-        version_spans=placed.version_spans,
-        kv=placed.kv,
-        at_least=placed.at_least,
-    )
 
 
 def _routed(outputs: Sequence[Any]) -> Iterator[Any]:
@@ -147,54 +92,32 @@ def _routed(outputs: Sequence[Any]) -> Iterator[Any]:
             case Output():
                 yield output
             case Placed():
-                yield _placed(output, live, leases)
-            case Moved():
-                release = _release_of(output)
-                if not _is_replaced(release, live):
-                    yield _to_inbox(release)
-            case Cancel() | Reserve() | StageGroup():
-                if not _is_replaced(output, live):
-                    yield _to_inbox(output)
+                yield _assigned(output.assignment, live, leases)
+            case Moved() | Cancel() | Reserve() | StageGroup():
+                command = output.release if isinstance(output, Moved) else output
+                if not _is_replaced(command, live):
+                    yield _to_inbox(command)
             case LiveReplicas():
                 live = output.incarnations
             case _:
                 yield output
 
 
-def _placed(placed: Placed, live: Mapping[int, int] | None, leases: dict[str, int]) -> Output:
-    """The assignment of `placed`, or its rejection. `leases` has the last lease written, by trajectory."""
-    to, name = placed.to, placed.trajectory_id
-    if live is not None and live.get(to.replica) != to.incarnation:
-        return _rejected(placed, f"incarnation {to.incarnation} of replica {to.replica} is not alive", retry=True)
-    if to.lease <= leases.get(name, -1):
-        return _rejected(placed, f"lease {to.lease} does not exceed lease {leases[name]}", retry=True)
-    fitting = _fitting(placed)
-    if fitting is None:
-        tokens = 0 if placed.partial is None else len(placed.partial.token_ids)
-        reason = f"the prompt and a partial response of {tokens} tokens are too large for an inbox"
-        return _rejected(placed, reason, retry=fits_inbox(placed.prompt, 0))
-    leases[name] = to.lease
-    return _to_inbox(assignment_of(fitting))
-
-
-def _fitting(placed: Placed) -> Placed | None:
-    """`placed` as it fits in a record: without its KV if that is too large, since KV can be recomputed; else None."""
-    tokens = 0 if placed.partial is None else len(placed.partial.token_ids)
-    if fits_inbox(placed.prompt, tokens, len(placed.version_spans), placed.kv):
-        return placed
-    return placed._replace(kv=None) if fits_inbox(placed.prompt, tokens, len(placed.version_spans)) else None
-
-
-def _release_of(moved: Moved) -> Release:
-    return Release(
-        plan_id=moved.plan_id,
-        trajectory_ids=moved.trajectory_ids,
-        leases=moved.leases,
-        destination=moved.to,
-        destination_incarnation=moved.to_incarnation,
-        replica=moved.source,
-        incarnation=moved.source_incarnation,
-    )
+def _assigned(given: Assignment, live: Mapping[int, int] | None, leases: dict[str, int]) -> Output:
+    """The record of `given`, or its rejection. `leases` has the last lease written, by trajectory."""
+    name = given.trajectory_id
+    if live is not None and live.get(given.replica) != given.incarnation:
+        return _rejected(given, f"incarnation {given.incarnation} of replica {given.replica} is not alive", retry=True)
+    if given.lease <= leases.get(name, -1):
+        return _rejected(given, f"lease {given.lease} does not exceed lease {leases[name]}", retry=True)
+    tokens, spans = 0 if given.partial is None else len(given.partial.token_ids), len(given.version_spans)
+    if not fits_inbox(given.prompt, tokens, spans, given.kv):
+        given = replace(given, kv=None)  # it can be computed again
+        if not fits_inbox(given.prompt, tokens, spans):
+            reason = f"the prompt and a partial response of {tokens} tokens are too large for an inbox"
+            return _rejected(given, reason, retry=fits_inbox(given.prompt, 0))
+    leases[name] = given.lease
+    return _to_inbox(given)
 
 
 def _is_replaced(command: Cancel | Reserve | Release | StageGroup, live: Mapping[int, int] | None) -> bool:
@@ -206,7 +129,11 @@ def _to_inbox(record: Assignment | Cancel | Reserve | Release | StageGroup) -> O
     return Output(INBOX, "", record, inbox_partition(record.replica))
 
 
-def _rejected(placed: Placed, reason: str, retry: bool) -> Output:
-    to = placed.to
-    rejected = AssignmentRejected(placed.trajectory_id, to.lease, to.replica, to.incarnation, reason, retry)
-    return Output(PROGRESS, f"rollout-{to.replica}", rejected)
+def rejection(assignment: Assignment, reason: str, *, retry: bool) -> AssignmentRejected:
+    """The record that rejects `assignment`; with `retry` it starts afresh elsewhere."""
+    a = assignment
+    return AssignmentRejected(a.trajectory_id, a.lease, a.replica, a.incarnation, reason, retry)
+
+
+def _rejected(given: Assignment, reason: str, retry: bool) -> Output:
+    return Output(PROGRESS, f"rollout-{given.replica}", rejection(given, reason, retry=retry))

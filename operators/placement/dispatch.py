@@ -18,7 +18,7 @@ from operators.placement.waiting_work import WaitingWork
 from operators.placement.work_table import Leases, Owned, Owner, Work, under_lease
 from schemas.bounds import fits_inbox
 from schemas.identity import Purpose
-from schemas.records import NextOwner, PolicyVersion
+from schemas.records import Assignment, PolicyVersion
 from schemas.records.relays import MAX_NEEDED_VERSIONS
 
 
@@ -309,19 +309,20 @@ class Dispatcher:
         interrupts = self._rules.refresh == "interrupt"
         named = work.prompt.policy_version or (None if partial is None or interrupts else partial.version)
         versions = [each for each in (replica.version, tracking.newest) if each is not None]
-        return Placed(
-            prompt=work.prompt,
-            member=work.member,
-            attempt=owned.work.attempt,
-            to=NextOwner(lease, owner.replica, owner.incarnation),
-            reason=_reason(work, partial),
+        assignment = Assignment(
+            work.prompt,
+            work.member,
+            lease,
+            owned.work.attempt,
+            *owner,
             policy_version=named,
             partial=None if partial is None else partial.response,
+            assigned_at=self._now(),
             version_spans=() if partial is None else partial.version_spans,
-            placed_at=self._now(),
             # It may have older weights still, or have loaded them for evaluation after its last heartbeat.
             at_least=None if interrupts or named is not None else max(versions, default=None),
         )
+        return Placed(assignment, _reason(work, partial))
 
 
 def _reason(work: Work, partial: PooledPartial | None) -> PlacementReason:

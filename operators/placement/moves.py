@@ -19,7 +19,7 @@ from operators.placement.repack import KVLoad, Move, plan_repack
 from operators.placement.replicas import ReplicaTable, TrackedReplica
 from operators.placement.tracking import TrajectoryTracker
 from operators.placement.work_table import HandOver, Leases, Owner
-from schemas.records import PlannedMove, PolicyVersion, RepackPlan, ReplicaLoad, Reserve
+from schemas.records import PlannedMove, PolicyVersion, Release, RepackPlan, ReplicaLoad, Reserve
 from schemas.topics import PLANS
 
 
@@ -259,7 +259,7 @@ class MoveCoordinator:
                 self._tracking.cancels.add(each.destination, name, 0)
         until = clock + self._config.heartbeat_timeout_s
         self._released.append(_ReleasedMove(each.source, each.destination, names, until))
-        return Moved(each.plan_id, names, leases, *each.source, *each.destination, each.reason)
+        return Moved(Release(each.plan_id, names, leases, *each.destination, *each.source), each.reason)
 
     def _is_at(self, name: str, owner: Owner) -> bool:
         owned = self._tracking.table.owned(name)

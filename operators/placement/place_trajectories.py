@@ -301,9 +301,9 @@ def _replica_of(output: PlacementOutput) -> int | None:
     """The replica that has to act on a decision; None for other outputs."""
     match output:
         case Placed():
-            return output.to.replica
+            return output.assignment.replica
         case Moved():
-            return output.source
+            return output.release.replica
         case Cancel() | Reserve() | StageGroup():
             return output.replica
     return None

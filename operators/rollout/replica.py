@@ -15,13 +15,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from infra.transport.kv_transfer import KVTransfers
-from operators.io.repartition import Placed
+from operators.io.repartition import Placed, rejection
 from operators.rollout.agent_episodes import AgentEngine
 from operators.rollout.config import RolloutConfig
 from operators.rollout.engine import Completion, Engine, PartialResponse
 from operators.rollout.progress_schedule import ProgressSchedule
 from operators.rollout.reservations import Reservations
-from operators.rollout.running_request import RunningRequest, known_response, rejection, request_of
+from operators.rollout.running_request import RunningRequest, known_response, request_of
 from operators.rollout.waiting_assignments import IncomingKV, WaitingAssignments
 from operators.rollout.weight_loader import WeightLoader, Weights
 from schemas.bounds import fits_inbox

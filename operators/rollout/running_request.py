@@ -13,7 +13,6 @@ from operators.rollout.engine import KV, Completion, PartialResponse, Request
 from schemas.columns import flags, floats, token_ids
 from schemas.records import (
     Assignment,
-    AssignmentRejected,
     FinishReason,
     KVManifest,
     NextOwner,
@@ -63,11 +62,7 @@ class RunningRequest:
         a, count = self.assignment, len(gained.token_ids)
         spans = self.spans_of(self.reported + count, version) if version is not None else self.spans
         return Progress(
-            trajectory_id=a.trajectory_id,
-            lease=a.lease,
-            attempt=a.attempt,
-            replica=a.replica,
-            incarnation=a.incarnation,
+            *(a.trajectory_id, a.lease, a.attempt, a.replica, a.incarnation),
             start=self.reported,
             gained=response_of(gained),
             version_spans=_spans_from(spans, self.reported),
@@ -80,10 +75,7 @@ class RunningRequest:
         """The record of a finished turn."""
         a = self.assignment
         return TurnEnded(
-            trajectory_id=a.trajectory_id,
-            lease=a.lease,
-            replica=a.replica,
-            incarnation=a.incarnation,
+            *(a.trajectory_id, a.lease, a.replica, a.incarnation),
             turn_id=ended.turn_id,
             start=ended.start,
             stop=ended.stop,
@@ -110,19 +102,18 @@ class RunningRequest:
         a, count = self.assignment, len(generated.token_ids)
         spans = self.spans_of(count, version) if count and version is not None else ()
         versions = {span.version for span in spans} if pinned else set()
-        return Placed(
-            prompt=a.prompt,
-            member=a.member,
-            attempt=a.attempt,
-            to=to,
-            reason="hand_over",
+        assignment = replace(
+            a,
+            lease=to.lease,
+            replica=to.replica,
+            incarnation=to.incarnation,
             policy_version=versions.pop() if len(versions) == 1 else a.policy_version,
             partial=response_of(generated) if count else None,
+            assigned_at=now,
             version_spans=spans,
-            placed_at=now,
             kv=kv,
-            at_least=a.at_least,
         )
+        return Placed(assignment, "hand_over")
 
     def finished(
         self,
@@ -185,12 +176,6 @@ def known_response(assignment: Assignment) -> PartialResponse:
     """The part of the response that earlier owners of the trajectory generated; empty without one."""
     known = request_of(assignment).partial
     return PartialResponse(np.zeros(0, np.int32), np.zeros(0, np.float32)) if known is None else known
-
-
-def rejection(assignment: Assignment, reason: str, *, retry: bool) -> AssignmentRejected:
-    """The record with which the owner of `assignment` rejects it; with `retry` it starts afresh elsewhere."""
-    a = assignment
-    return AssignmentRejected(a.trajectory_id, a.lease, a.replica, a.incarnation, reason, retry)
 
 
 def response_of(generated: PartialResponse) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from functools import cache
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,28 +17,29 @@ from record_factories import prompt, version
 from operators.io.elements import Checkpoint, Emission, PartitionKey
 from operators.io.repartition import Moved, Placed
 from schemas.columns import flags, floats, token_ids
-from schemas.records import KVManifest, NextOwner, Response, VersionSpan
+from schemas.records import Assignment, KVManifest, Release, Response, VersionSpan
 
 CHECKPOINT = Checkpoint({PartitionKey("prompts", 0): 7}, 1, {"lease": 3})
 
 
 def placed(number: int, replica: int, lease: int = 1, incarnation: int = 1, tokens: int = 0, **changes: Any) -> Placed:
-    fields = {
-        "prompt": prompt(number),
-        "member": 0,
-        "attempt": 1,
-        "to": NextOwner(lease, replica, incarnation),
-        "reason": "resume" if tokens else "dispatch",
-        "policy_version": version(0) if tokens else None,
-        "partial": response(tokens) if tokens else None,
-        "version_spans": (VersionSpan(version(0), tokens),) if tokens else (),
-        "placed_at": 5,
-    }
-    return Placed(**(fields | changes))
+    assignment = Assignment(
+        prompt(number),
+        member=0,
+        lease=lease,
+        attempt=1,
+        replica=replica,
+        incarnation=incarnation,
+        policy_version=version(0) if tokens else None,
+        partial=response(tokens) if tokens else None,
+        assigned_at=5,
+        version_spans=(VersionSpan(version(0), tokens),) if tokens else (),
+    )
+    return Placed(replace(assignment, **changes), "resume" if tokens else "dispatch")
 
 
 def moved(*names: str, source: int = 0, incarnation: int = 1, to: int = 1) -> Moved:
-    return Moved("1-1.1", names, tuple(range(9, 9 + len(names))), source, incarnation, to, 1, "repack")
+    return Moved(Release("1-1.1", names, tuple(range(9, 9 + len(names))), to, 1, source, incarnation), "repack")
 
 
 @cache

@@ -64,7 +64,7 @@ class Measurement:
 
     def placed(self, placed: Placed, now: float) -> None:
         """A trajectory was assigned or handed over."""
-        self._assigned.setdefault(placed.trajectory_id, now)
+        self._assigned.setdefault(placed.assignment.trajectory_id, now)
         self.moves[placed.reason] += 1
 
     def planned(self, plan: RepackPlan) -> None:

@@ -176,7 +176,7 @@ class PredictedWorld:
         for decision in decisions:
             if isinstance(decision, Placed):
                 self.measurement.placed(decision, self.scheduler.now)
-                self._begun += decision.reason == "dispatch" and decision.member == 0
+                self._begun += decision.reason == "dispatch" and decision.assignment.member == 0
         orders: dict[int, list[ReplicaOrder]] = {}
         for output in repartition(decisions):
             record = output.record

@@ -7,7 +7,7 @@ from decisions import assert_maps, kv, moved, placed, response
 from record_factories import prompt
 
 from operators.io.elements import Output
-from operators.io.repartition import LiveReplicas, Placed, RepartitionTrajectories, assignment_of, repartition
+from operators.io.repartition import LiveReplicas, Placed, RepartitionTrajectories, repartition
 from schemas.codec import MAX_VALUE_BYTES
 from schemas.records import Assignment, AssignmentRejected, Cancel, Metric, Release, Reserve
 from schemas.topics import INBOX, METRICS, PROGRESS
@@ -18,10 +18,10 @@ CANCEL = Cancel(("p0.0",), (3,), 2, 1)
 
 
 def test_repartition_routes_decisions_to_the_inbox_of_a_replica() -> None:
-    reserve = Reserve("1-1.1", placed(0, 0, tokens=1).policy_version, ("p0.0",), 9, 3, 1)  # type: ignore[arg-type]
+    reserve = Reserve("1-1.1", placed(0, 0, tokens=1).assignment.policy_version, ("p0.0",), 9, 3, 1)  # type: ignore[arg-type]
     decisions = [CANCEL, OTHER, moved("p0.0", source=2, to=3), reserve, placed(1, 3, tokens=2)]
     release = Release("1-1.1", ("p0.0",), (9,), 3, 1, 2, 1)
-    records = [(CANCEL, 2), OTHER, (release, 2), (reserve, 3), (assignment_of(placed(1, 3, tokens=2)), 3)]
+    records = [(CANCEL, 2), OTHER, (release, 2), (reserve, 3), (placed(1, 3, tokens=2).assignment, 3)]
     expected = [each if isinstance(each, Output) else Output(INBOX, "", *each) for each in records]
     assert_maps(RepartitionTrajectories(), [LiveReplicas({2: 1, 3: 1}), *decisions], expected)
 

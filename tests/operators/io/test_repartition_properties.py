@@ -22,7 +22,7 @@ def addressed(decision: Any) -> tuple[type, int, int] | None:
     """The record of a command with its replica and incarnation; None for other decisions."""
     match decision:
         case Moved():
-            return Release, decision.source, decision.source_incarnation
+            return Release, decision.release.replica, decision.release.incarnation
         case Cancel():
             return Cancel, decision.replica, decision.incarnation
     return None
@@ -32,8 +32,8 @@ def addressed(decision: Any) -> tuple[type, int, int] | None:
 @given(DECISIONS)
 def test_every_placed_becomes_one_assignment_or_one_rejection(decisions: list[Any]) -> None:
     made = [each for each in records(decisions) if isinstance(each, Assignment | AssignmentRejected)]
-    wanted = [each for each in decisions if isinstance(each, Placed)]
-    assert [(each.trajectory_id, each.lease) for each in made] == [(p.trajectory_id, p.to.lease) for p in wanted]
+    wanted = [each.assignment for each in decisions if isinstance(each, Placed)]
+    assert [(each.trajectory_id, each.lease) for each in made] == [(each.trajectory_id, each.lease) for each in wanted]
 
 
 @settings(deadline=None, max_examples=60)

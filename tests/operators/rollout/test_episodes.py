@@ -18,7 +18,7 @@ from tiny_engines import engine, plain_logprobs
 from tiny_models import VOCABULARY, tiny_model
 
 from infra.models.chat import MessageFrame
-from operators.io.repartition import Placed, assignment_of
+from operators.io.repartition import Placed
 from operators.rollout.engine import KV, Completion, PartialResponse, Request
 from operators.rollout.environments.config import EnvironmentSpec
 from operators.rollout.environments.pool import EnvironmentPool
@@ -317,9 +317,9 @@ def all_of(
             order = Release("1-1.1", tuple(leaving), (lease,) * len(leaving), 1 - source, 1, source, 1)
             for event in replicas[source].hand_over(order):
                 if isinstance(event, Placed):
-                    given = assignment_of(event)
+                    given = event.assignment
                     replicas[1 - source].accept(given)
-                    owners[event.trajectory_id] = given
+                    owners[given.trajectory_id] = given
                     elsewhere[_turns(given)] += 1
         for event in replicas[source].report_progress() if kills and rng.random() < 0.3 else ():
             assert isinstance(event, Progress)

@@ -14,7 +14,7 @@ from scripted_engine import ScriptedEngine, ScriptedWeights
 
 from infra.transport.endpoint import Endpoint
 from infra.transport.kv_transfer import KVTransfers
-from operators.io.repartition import Placed, assignment_of
+from operators.io.repartition import Placed
 from operators.rollout.config import RolloutConfig
 from operators.rollout.replica import Replica
 from schemas.records import (
@@ -126,15 +126,16 @@ def test_handed_over_trajectory_completes_at_its_next_owner() -> None:
     assert (last.lease, last.start, last.next_owner) == (1, 4, NextOwner(5, 1, 9))
     assert last.gained.token_ids.to_pylist() == [0, 0]
     assert isinstance(given, Placed)
-    assert (given.to, given.policy_version) == (NextOwner(5, 1, 9), version(0))
-    assert given.partial is not None
-    assert given.partial.token_ids.to_pylist() == [0] * 6
+    order = given.assignment
+    assert (order.lease, order.replica, order.incarnation, order.policy_version) == (5, 1, 9, version(0))
+    assert order.partial is not None
+    assert order.partial.token_ids.to_pylist() == [0] * 6
     assert not source.replica.busy()
     source.publish(1)
     news = source.replica.changes
     assert source.steps(20) == []
     assert (source.engine.version, source.replica.changes) == (version(1), news + 1)  # it can load newer weights
-    destination.replica.accept(assignment_of(given))
+    destination.replica.accept(order)
     events = destination.steps(6)
     assert reported(events) == [(6, [0] * 4)]
     (done,) = [event for event in events if isinstance(event, Trajectory)]
@@ -159,7 +160,7 @@ def handed_over(transfers: list[KVTransfers]) -> tuple[Rig, Rig, Assignment]:
     source.steps(6)
     _, given = source.replica.hand_over(release(("p0.0", 5)))
     assert isinstance(given, Placed)
-    return source, destination, assignment_of(given)
+    return source, destination, given.assignment
 
 
 def ended(rig: Rig) -> Trajectory:
@@ -236,8 +237,8 @@ def test_hand_over_pins_no_version_where_weights_interrupt() -> None:
     rig.steps(2)
     _, given = rig.replica.hand_over(release(("p0.0", 5)))
     assert isinstance(given, Placed)
-    assert given.policy_version is None
-    assert given.version_spans == (VersionSpan(version(0), 2),)
+    assert given.assignment.policy_version is None
+    assert given.assignment.version_spans == (VersionSpan(version(0), 2),)
 
 
 def test_waiting_assignment_is_handed_over_unchanged() -> None:
@@ -250,7 +251,8 @@ def test_waiting_assignment_is_handed_over_unchanged() -> None:
     assert isinstance(last, Progress)
     assert len(last.gained.token_ids) == 0
     assert isinstance(given, Placed)
-    assert (given.to.lease, given.policy_version, given.at_least, given.partial) == (5, version(0), version(0), None)
+    order = given.assignment
+    assert (order.lease, order.policy_version, order.at_least, order.partial) == (5, version(0), version(0), None)
 
 
 def test_hand_over_starts_with_the_shortest() -> None:
@@ -260,7 +262,7 @@ def test_hand_over_starts_with_the_shortest() -> None:
         rig.steps(2)
     rig.replica.accept(assignment(3, under=version(0)))
     events = rig.replica.hand_over(release(("p0.0", 5), ("p2.0", 6), ("p3.0", 7), ("p1.0", 8)))
-    given = [event.trajectory_id for event in events if isinstance(event, Placed)]
+    given = [event.assignment.trajectory_id for event in events if isinstance(event, Placed)]
     assert given == ["p3.0", "p2.0", "p1.0", "p0.0"]
 
 

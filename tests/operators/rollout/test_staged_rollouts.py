@@ -13,7 +13,7 @@ from tiny_engines import run
 
 from operators.io.config import TopicInput
 from operators.io.elements import Restored, ShardFold
-from operators.io.repartition import Placed, assignment_of
+from operators.io.repartition import Placed
 from operators.rollout.config import RolloutConfig
 from operators.rollout.generate_trajectories import RolloutFold
 from operators.rollout.replica import Replica as ProductReplica
@@ -50,7 +50,7 @@ def test_replica_hands_its_group_over_with_kv_to_a_whole_one(replicas: Replicas,
     placed = [event for event in events if isinstance(event, Placed)]
     assert len(placed) == 4
     for each in placed:
-        other.accept(assignment_of(each))
+        other.accept(each.assignment)
     done: list[Trajectory] = []
     while len(done) < 4:
         done += [event for event in other.step() if isinstance(event, Trajectory)]

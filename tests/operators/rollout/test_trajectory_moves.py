@@ -19,7 +19,7 @@ from tiny_models import VOCABULARY, tiny_model
 
 from infra.transport.endpoint import Endpoint
 from infra.transport.kv_transfer import KVTransfers
-from operators.io.repartition import Placed, assignment_of
+from operators.io.repartition import Placed
 from operators.rollout.random_streams import stream_key, uniforms
 from operators.rollout.replica import Replica
 from schemas.columns import token_ids
@@ -77,9 +77,10 @@ def generate(count: int, moves: bool, transfers: tuple[KVTransfers | None, ...] 
             order = Release("1-1.1", tuple(leaving), (lease,) * len(leaving), 1 - source, 1, source, 1)
             for event in replicas[source].hand_over(order):
                 if isinstance(event, Placed):
-                    replicas[1 - source].accept(assignment_of(event))
-                    owners[event.trajectory_id] = 1 - source
-                    moved |= {event.trajectory_id} if event.partial is not None else set()
+                    placed = event.assignment
+                    replicas[1 - source].accept(placed)
+                    owners[placed.trajectory_id] = 1 - source
+                    moved |= {placed.trajectory_id} if placed.partial is not None else set()
                 else:
                     assert isinstance(event, Progress)
     return done, moved

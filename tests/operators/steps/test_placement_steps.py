@@ -9,7 +9,7 @@ from record_factories import manifest, prompt, status, version
 from role_graph import RoleGraph
 
 from operators.io.elements import Output
-from operators.io.repartition import LiveReplicas, Placed, assignment_of
+from operators.io.repartition import LiveReplicas, Placed
 from schemas.records import DeadLetter
 from schemas.topics import DEAD_LETTERS, INBOX, PROMPTS, RELAY, REPLICAS
 
@@ -21,11 +21,11 @@ def test_track_and_decide_places_each_sample_of_a_prompt(graph: Graph) -> None:
     records = [(REPLICAS, beat), (RELAY, manifest(version(0))), (PROMPTS, prompt(3, samples=2))]
     live, *decisions = graph("placement").fold("track and decide", records)
     assert live == LiveReplicas({0: 1})
-    assert [(type(each), each.trajectory_id, each.to.replica) for each in decisions] == [
+    assert [(type(each), each.assignment.trajectory_id, each.assignment.replica) for each in decisions] == [
         (Placed, "p3.0", 0),
         (Placed, "p3.1", 0),
     ]
-    assert decisions[0].to.lease < decisions[1].to.lease
+    assert decisions[0].assignment.lease < decisions[1].assignment.lease
 
 
 def test_track_and_decide_rejects_an_imported_prompt(graph: Graph) -> None:
@@ -37,4 +37,4 @@ def test_track_and_decide_rejects_an_imported_prompt(graph: Graph) -> None:
 def test_repartition_trajectories_writes_to_the_replicas_inbox(graph: Graph) -> None:
     decision = placed(1, 2, tokens=2)
     outputs = graph("placement").map("repartition trajectories", LiveReplicas({2: 1}), decision)
-    assert outputs == [Output(INBOX, "", assignment_of(decision), 2)]
+    assert outputs == [Output(INBOX, "", decision.assignment, 2)]

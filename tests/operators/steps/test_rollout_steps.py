@@ -9,7 +9,6 @@ from record_factories import manifest, prompt, trajectory, version
 from role_graph import RoleGraph
 
 from operators.io.elements import Output
-from operators.io.repartition import assignment_of
 from schemas.records import Assignment, Cancel, Trajectory
 from schemas.topics import DEAD_LETTERS, INBOX, RELAY, TRAJECTORIES, partition_of
 
@@ -35,5 +34,5 @@ def test_report_events_writes_trajectories_by_group(graph: Graph) -> None:
 
 
 def test_repartition_hand_overs_writes_to_the_next_owners_inbox(graph: Graph) -> None:
-    decision = placed(1, 2, tokens=2, reason="hand_over")
-    assert graph("rollout").map("repartition hand-overs", decision) == [Output(INBOX, "", assignment_of(decision), 2)]
+    decision = placed(1, 2, tokens=2)
+    assert graph("rollout").map("repartition hand-overs", decision) == [Output(INBOX, "", decision.assignment, 2)]
