@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import secrets
 import shutil
@@ -62,9 +63,8 @@ def keep_files_private() -> None:
 
 def write_atomically(file: Path, text: str) -> None:
     """Write `text` to `file` atomically: a reader sees the old content or the new, never a part."""
-    partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(file)
+    with replacing(file) as out:
+        out.write(text)
 
 
 @contextmanager
@@ -89,7 +89,6 @@ def write_even_if_disk_full(file: Path, text: str) -> None:
     try:
         write_atomically(file, text + " " * (BLOCK_BYTES - len(data) % BLOCK_BYTES) + " " * BLOCK_BYTES)
     except OSError as error:
-        file.with_name(f".{file.name}.{os.getpid()}.tmp").unlink(missing_ok=True)
         if not is_out_of_space(error) or len(data) > (size := file.stat().st_size):
             raise
         with file.open("r+b") as out:
@@ -100,12 +99,10 @@ def write_even_if_disk_full(file: Path, text: str) -> None:
 
 def write_durably(file: Path, text: str) -> None:
     """As `write_atomically`, and durable when it returns: it survives a crash of the machine."""
-    partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    with partial.open("w", encoding="utf-8") as out:
+    with replacing(file) as out:
         out.write(text)
         out.flush()
         os.fsync(out.fileno())
-    partial.replace(file)
     sync_path(file.parent)
 
 
@@ -158,3 +155,9 @@ def read_secret(file: Path) -> str:
             f"create one with `openssl rand -hex 32 > {file}`"
         )
     return text
+
+
+def sha256_of(file: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

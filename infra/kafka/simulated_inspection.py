@@ -12,9 +12,9 @@ from kafka import TopicPartition
 from kafka.admin import OffsetSpec
 from kafka.structs import OffsetAndMetadata
 
+from infra.closing import ClosedAtExit
 from infra.kafka.simulated_consumer import record_batch
 from infra.kafka.simulated_producer import SimulatedRecord, SimulatedSender
-from infra.kafka.stored.admin import ClosedAtExit
 from infra.kafka.stored.consumer import PolledBatch
 from infra.simulation.cluster import Place, SimulatedCluster
 

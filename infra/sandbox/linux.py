@@ -27,7 +27,8 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 def call(number: int, *arguments: object) -> int:
     """A system call by number. Raises OSError."""
-    return checked(_LIBC.syscall(ctypes.c_long(number), *map(_argument, arguments)), f"call {number}")
+    values = (ctypes.c_long(each) if isinstance(each, int) else each for each in arguments)
+    return checked(_LIBC.syscall(ctypes.c_long(number), *values), f"call {number}")
 
 
 def prctl(option: int, value: object = 0) -> None:
@@ -82,7 +83,3 @@ def checked(result: int, what: str) -> int:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
     return result
-
-
-def _argument(value: object) -> object:
-    return ctypes.c_long(value) if isinstance(value, int) else value

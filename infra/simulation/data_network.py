@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Literal, Self, get_args
+from typing import Literal, get_args
 
+from infra.closing import ClosedAtExit
 from infra.simulation.process import SimulatedProcess
 from infra.simulation.scheduler import EventScheduler, Signal
 from infra.simulation.streams import Streams
@@ -170,7 +171,7 @@ class SimulatedListener:
         self._network.scheduler.notify(self._changed)
 
 
-class SimulatedSocket:
+class SimulatedSocket(ClosedAtExit):
     """One end of a connection, with the methods of `infra.transport.connection.Connection`."""
 
     peer: SimulatedSocket
@@ -222,12 +223,6 @@ class SimulatedSocket:
         self._end()
         self._closed = True
         self._network.scheduler.notify(self._changed)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.close()
 
     def deliver(self, at: float, data: bytes | None) -> None:
         """Let `data` (None: the end of the stream) arrive at the other end after all before it, unless some is lost."""

@@ -47,17 +47,18 @@ class Fiber:
         self._scheduler, self._body, self._ended = scheduler, body, ended
         self._greenlet = greenlet(self._main)
         self._killed = False
-        self._token = 0
+        self.token = 0
+        """Identifies the present wait."""
         self._value: Any = None
 
     def wake(self, token: int, value: Any) -> None:
         """Continue the fiber if it still waits with `token`; its `wait` returns `value`."""
-        if token != self._token or not self.alive:
+        if token != self.token or not self.alive:
             return
         if self.paused_until > self._scheduler.now:
             self._scheduler.at(self.paused_until, lambda: self.wake(token, value))
             return
-        self._token += 1
+        self.token += 1
         self._value = value
         self._run()
 
@@ -69,7 +70,7 @@ class Fiber:
         if not self._greenlet:  # not started
             self.alive = False
         elif self._scheduler.current is not self:
-            self._token += 1
+            self.token += 1
             self._run()
 
     def suspend(self) -> Any:
@@ -79,11 +80,6 @@ class Fiber:
         if self._killed:
             raise FiberKilled(self.name)
         return self._value
-
-    @property
-    def token(self) -> int:
-        """Identifies the present wait."""
-        return self._token
 
     def _run(self) -> None:
         scheduler = self._scheduler
@@ -116,18 +112,14 @@ class EventScheduler:
         """The name of the fiber that ran last."""
         self.stopped = False
         self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._planned = 0
-        self._fibers: list[Fiber] = []
-
-    @property
-    def planned(self) -> int:
+        self.planned = 0
         """The number of events planned so far."""
-        return self._planned
+        self._fibers: list[Fiber] = []
 
     def at(self, time: float, call: Callable[[], None]) -> None:
         """Call `call` at `time`."""
-        self._planned += 1
-        heapq.heappush(self._events, (max(time, self.now), self._planned, call))
+        self.planned += 1
+        heapq.heappush(self._events, (max(time, self.now), self.planned, call))
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
         """Call `call` in `seconds`."""

@@ -27,31 +27,24 @@ class FileLock:
 
 def lock_shared(path: Path) -> FileLock:
     """Acquire a shared lock; waits for an exclusive one. Raises FileNotFoundError if `path` is gone."""
-    lock = FileLock(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-    try:
-        fcntl.flock(lock.fd, fcntl.LOCK_SH)
-        _check_same_file(lock.fd, path)
-    except BaseException:
-        lock.release()
-        raise
-    return lock
+    return _lock(path, os.O_RDONLY, fcntl.LOCK_SH)
 
 
 def try_lock_exclusive(path: Path, flags: int = os.O_RDONLY) -> FileLock | None:
     """Acquire an exclusive lock; None if any other lock is held. Raises FileNotFoundError if `path` is gone."""
+    try:
+        return _lock(path, flags, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+
+
+def _lock(path: Path, flags: int, operation: int) -> FileLock:
     lock = FileLock(os.open(path, flags | os.O_CLOEXEC, 0o600))
     try:
-        fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _check_same_file(lock.fd, path)
-    except BlockingIOError:
-        lock.release()
-        return None
+        fcntl.flock(lock.fd, operation)
+        if not os.path.samestat(os.fstat(lock.fd), path.stat()):
+            raise FileNotFoundError(f"{path} was replaced")
     except BaseException:
         lock.release()
         raise
     return lock
-
-
-def _check_same_file(fd: int, path: Path) -> None:
-    if not os.path.samestat(os.fstat(fd), path.stat()):
-        raise FileNotFoundError(f"{path} was replaced")

@@ -99,7 +99,8 @@ class Publisher:
         self._store = store
         self._announce = announce
         self._layout = Layout(specs)
-        self._parent = parent
+        self.published = parent
+        """The newest version whose manifest is published; `parent` before the first."""
         self._copy = copy
         self._wall_ms = wall_ms
         self._chunk_bytes = chunk_size(self._layout.size, chunk_bytes)
@@ -114,11 +115,6 @@ class Publisher:
         caller."""
         self._unannounced: dict[int, bool] = {}
         """Consumed batches that are in no published manifest, in order, and whether each was trained."""
-
-    @property
-    def published(self) -> PolicyVersion | None:
-        """The newest version whose manifest is published; `parent` before the first."""
-        return self._parent
 
     def publish(
         self,
@@ -148,7 +144,7 @@ class Publisher:
             return False
         self._finish_pending(None)
         if self._sealed is not None and version <= self._sealed.version:
-            if version < self._sealed.version or version == self._parent:
+            if version < self._sealed.version or version == self.published:
                 raise ValueError(
                     f"version {version} does not follow {self._sealed.version}: version numbers must increase"
                 )
@@ -166,7 +162,7 @@ class Publisher:
         self._attempted = version
         manifest = WeightVersion(
             version=version,
-            parent=self._parent,
+            parent=self.published,
             step=step,
             file=weight_file(version),
             bytes=arriving.size,
@@ -221,7 +217,7 @@ class Publisher:
         if (error := pending.exception()) is not None:
             raise PublishFailed(f"version {self._attempted} was not published: {error}") from error
         manifest = pending.result()
-        self._parent = manifest.version
+        self.published = manifest.version
         for batch in manifest.batches:
             self._unannounced.pop(batch, None)
 

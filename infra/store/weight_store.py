@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from infra.closing import ClosedAtExit
 from infra.store import locks, names
 from infra.store.errors import StoreBusy, StoreError, VersionExists, VersionGone
 from infra.store.incoming_version import IncomingVersion, Seal, VersionMemory, read_seal
@@ -54,7 +55,7 @@ def is_wanted(
     return evicted.isdisjoint(live_versions)
 
 
-class WeightStore:
+class WeightStore(ClosedAtExit):
     """The store in folder `root`, which is created if necessary; it keeps `keep` versions.
 
     Any number of processes may have it open; one of them writes. Raises StoreError for another user's folder.
@@ -231,12 +232,6 @@ class WeightStore:
         """Close the store and remove it with all versions, even if other processes have it open. See `remove_store`."""
         self.close()
         remove_store(self.root, in_use=True)
-
-    def __enter__(self) -> WeightStore:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _others(self) -> str:
         return f"; it has {', '.join(map(str, self.versions())) or 'none'}"

@@ -16,13 +16,14 @@ import json
 import socket
 import struct
 import threading
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
+from infra.closing import ClosedAtExit
 from infra.transport.frames import ProtocolError
 
 SEGMENT_BYTES = 512 << 10
@@ -51,7 +52,7 @@ def derive_secrets(token: str, nonces: tuple[str, str], run: str) -> Secrets:
     return Secrets(made[:_KEY_BYTES], made[_KEY_BYTES:])
 
 
-class EncryptedConnection:
+class EncryptedConnection(ClosedAtExit):
     """Sends with `sending` and receives with `receiving`, secrets of two directions, over `connection`."""
 
     def __init__(self, connection: socket.socket, sending: bytes, receiving: bytes) -> None:
@@ -97,12 +98,6 @@ class EncryptedConnection:
     def close(self) -> None:
         """Close the socket."""
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _receive_segment(self, memory: memoryview) -> int:
         header = self._in[: _HEADER.size]

@@ -124,14 +124,11 @@ class Exporting(ShardFold):
     def _write_files(self, ready: Mapping[int, _PendingRows], positions: Mapping[int, int]) -> dict[int, int]:
         done = {}
         for partition, pending in ready.items():
-            rows = pa.concat_tables(pending.tables) if pending.tables else self._empty()
+            rows = pa.concat_tables(pending.tables) if pending.tables else as_table(self._contents.source, 0, ())
             last = positions[partition] - 1
             self._folder.add(partition, pending.first, last, self._contents.view_rows(rows), pending.undecodable)
             done[partition] = last + 1
         return done
-
-    def _empty(self) -> pa.Table:
-        return as_table(self._contents.source, 0, ())
 
     def _await_write(self) -> None:
         """Wait for the file being written. Raises ExportError if it could not be written."""

@@ -28,10 +28,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from infra.files import sync_path
+from infra.closing import ClosedAtExit
+from infra.files import sha256_of, sync_path
 from infra.storage import StorageFolder, list_folder, local_file, rename, write_durable
 from operators.export.config import Contents
-from operators.export.formats import read_table, sha256, write_table
+from operators.export.formats import read_table, write_table
 
 DATA, STATE = "data", "_laminar"
 TEMPORARY = ".tmp-"
@@ -101,7 +102,7 @@ def next_offsets(contents: Contents, parts: Iterable[ExportPart]) -> dict[int, i
     return following
 
 
-class ExportFolder:
+class ExportFolder(ClosedAtExit):
     """An export's folder, open for writing by one process at a time. Raises ExportError if it cannot be opened."""
 
     def __init__(self, root: StorageFolder, contents: Contents | None = None) -> None:
@@ -126,12 +127,6 @@ class ExportFolder:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-
-    def __enter__(self) -> ExportFolder:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
 
     @property
     def parts(self) -> list[ExportPart]:
@@ -172,12 +167,12 @@ class ExportFolder:
         temporary = self.root / DATA / (TEMPORARY + name)
         if isinstance(temporary, Path):
             write_table(temporary, rows, self.contents.format)
-            return temporary.stat().st_size, sha256(temporary)
+            return temporary.stat().st_size, sha256_of(temporary)
         with TemporaryDirectory(prefix="laminar-export-") as scratch:
             local = Path(scratch) / name
             write_table(local, rows, self.contents.format)
             temporary.upload(local)
-            return local.stat().st_size, sha256(local)
+            return local.stat().st_size, sha256_of(local)
 
     def _check_writer(self) -> None:
         """Raise ExportError if another process has opened the remote folder since: the last to open it may write."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import math
 import os
@@ -50,12 +49,6 @@ def read_table(file: Path, kind: Format, schema: pa.Schema) -> pa.Table:
         return pa.concat_tables([schema.empty_table(), table], promote_options="default").select(schema.names)
     except pa.ArrowException as error:
         raise ValueError(f"{file} has columns of other types than its topic: {error}") from error
-
-
-def sha256(file: Path) -> str:
-    """The SHA-256 of a file's bytes, in hexadecimal."""
-    with file.open("rb") as data:
-        return hashlib.file_digest(data, "sha256").hexdigest()
 
 
 def _write_parquet(out: BinaryIO, table: pa.Table) -> None:

@@ -14,10 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from infra.files import sha256_of
 from infra.storage import StorageFolder, local_file
 from operators.export.config import Contents
 from operators.export.folder import DATA, ExportError, ExportPart, read_parts
-from operators.export.formats import read_table, sha256
+from operators.export.formats import read_table
 
 
 class ImportedSpan(NamedTuple):
@@ -88,7 +89,7 @@ def _read(root: StorageFolder, contents: Contents, part: ExportPart, schema: pa.
     file = root / DATA / part.file
     try:
         with local_file(file) as local:
-            if sha256(local) != part.sha256:
+            if sha256_of(local) != part.sha256:
                 raise ExportError(f"{file}: its bytes differ from its manifest; run `laminar export verify {root}`")
             return read_table(local, contents.format, schema)
     except (OSError, ValueError) as error:

@@ -82,7 +82,6 @@ def parse_ticket(data: bytes) -> Ticket:
 
 
 def _validated(request: Mapping[str, Any]) -> dict[str, Any]:
-    start = request.get("from", "beginning")
     view = request.get("view", "full")
     for name, kind in (("topic", str), ("where", str), ("view", str), ("follow", bool), ("messages", bool)):
         if name in request and not isinstance(request[name], kind):
@@ -92,16 +91,12 @@ def _validated(request: Mapping[str, Any]) -> dict[str, Any]:
     split = request.get("split")
     if split not in (None, *SPLITS):
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, not {split!r}")
-    return {
-        "split": split,
-        "topic": request["topic"],
-        "where": request.get("where", ""),
-        "view": view,
-        "start": start if isinstance(start, str) else _offsets("from", start),
-        "until": _offsets("until", request.get("until", {})),
-        "follow": request.get("follow", False),
-        "messages": request.get("messages", False),
-    }
+    values = {("start" if name == "from" else name): value for name, value in request.items()}
+    if not isinstance(values.get("start", ""), str):
+        values["start"] = _offsets("from", values["start"])
+    if "until" in values:
+        values["until"] = _offsets("until", values["until"])
+    return values
 
 
 def _offsets(name: str, offsets: Any) -> dict[int, int]:

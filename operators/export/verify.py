@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
+from infra.files import sha256_of
 from infra.kafka.properties import ClientProperties
 from infra.kafka.topic_reader import read_partition
 from infra.storage import StorageFolder, list_folder, local_file
 from operators.export.columns import RecordRows, as_table
 from operators.export.config import Contents
 from operators.export.folder import DATA, TEMPORARY, ExportPart, next_offsets, read_contents, read_parts
-from operators.export.formats import read_table, sha256
+from operators.export.formats import read_table
 from schemas.block_codec import decode_as_blocks
 
 LogRows = Callable[[Contents, ExportPart], tuple[pa.Table, list[int]]]
@@ -106,7 +107,7 @@ def _part_problems(
             yield "the file is missing"
             return
         with local_file(file) as local:
-            if local.stat().st_size != part.bytes or sha256(local) != part.sha256:
+            if local.stat().st_size != part.bytes or sha256_of(local) != part.sha256:
                 yield "its bytes differ from its manifest"
                 return
             rows = read_table(local, contents.format, contents.schema)

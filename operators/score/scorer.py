@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
 
+from infra.closing import ClosedAtExit
 from infra.workers.error_text import ErrorText
 from operators.score.attempt import AnswerContext, Attempt, Extraction, extract_answer
 from operators.score.config import RewardSpec, Rubric, ScoreConfig
@@ -24,7 +25,7 @@ class _PreparedReward(NamedTuple):
     pool_index: int
 
 
-class Scorer:
+class Scorer(ClosedAtExit):
     """Judges answers by the rewards of `config`. Close it after use.
 
     The constructor imports the verifiers' libraries and starts their processes, which takes seconds. Raises
@@ -82,12 +83,6 @@ class Scorer:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
-
-    def __enter__(self) -> Scorer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _prepare(self, rubric: Rubric) -> list[_PreparedReward]:
         """The rewards of `rubric`; adds those that may run in the pool to `_pooled`."""

@@ -48,14 +48,14 @@ def test_export_resumes_and_writes_committed_rows_once(topics: Topics, laminar: 
 
 def _remove_a_row(folder: Path) -> None:
     """Remove a row and update the manifest, as an export that lost a row would."""
-    from operators.export.formats import sha256
+    from infra.files import sha256_of
 
     manifest = min((folder / "_laminar").glob("manifest-*"))
     entry = json.loads(manifest.read_text())
     file = folder / "data" / entry["file"]
     table = pq.read_table(file)
     pq.write_table(table.slice(1), file)
-    entry |= {"rows": len(table) - 1, "bytes": file.stat().st_size, "sha256": sha256(file)}
+    entry |= {"rows": len(table) - 1, "bytes": file.stat().st_size, "sha256": sha256_of(file)}
     manifest.write_text(json.dumps(entry))
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from kafka import TopicPartition
 from kafka.admin import OffsetSpec, TransactionState
 from kafka.structs import OffsetAndMetadata
 
+from infra.closing import ClosedAtExit
 from infra.kafka.record_batches import RecordBatch, read_batch
 from infra.kafka.stored.log import stored_log
 from infra.kafka.stored.metadata import (
@@ -47,20 +47,6 @@ class _Producers(NamedTuple):
 class _Transaction(NamedTuple):
     producer_id: int
     state: TransactionState
-
-
-class ClosedAtExit(ABC):
-    """A client that is closed at the end of a `with` statement."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close it."""
 
 
 class StoredAdmin(ClosedAtExit):

@@ -14,9 +14,10 @@ import pytest
 from datasets import load_dataset
 from export_factories import CONTENTS, exported_to, polled
 
+from infra.files import sha256_of
 from operators.export.card import write_card
 from operators.export.folder import DATA, STATE, read_parts
-from operators.export.formats import Format, json_value, read_table, sha256, write_table
+from operators.export.formats import Format, json_value, read_table, write_table
 from operators.export.views import TEXT_VIEWS, ViewName
 
 VIEWS: tuple[ViewName, ...] = ("full", "trl", "sft", "preference", "verl")
@@ -39,7 +40,7 @@ def aged(folder: Path, column: str) -> None:
     file = folder / DATA / part.file
     write_table(file, read_table(file, "parquet", CONTENTS.schema).drop_columns([column]), "parquet")
     manifest = folder / STATE / "manifest-00000000.json"
-    manifest.write_text(manifest.read_text().replace(part.sha256, sha256(file)))
+    manifest.write_text(manifest.read_text().replace(part.sha256, sha256_of(file)))
 
 
 def loaded(folder: Path, cache: Path) -> list[dict[str, Any]]:
