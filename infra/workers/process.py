@@ -1,12 +1,14 @@
-"""A worker process as seen by its parent: start it, send calls, read replies without blocking, kill it."""
+"""A worker process as seen by its parent: start it, send calls, wait for replies, kill it."""
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,18 +27,19 @@ class ProcessEnded(Exception):
     """The process has ended or violated the protocol; the message says which."""
 
 
+class PoolClosed(Exception):
+    """The pool of the process is being closed."""
+
+
 class WorkerProcess:
-    """A process with at most one call in progress. Not thread-safe.
+    """A process with at most one call in progress, for one thread.
 
     It runs `main(parent)` of `module`, which receives `setup` and then calls, and replies to each with at most
     `reply_bytes`. It ends with the thread that started it. `name` is its name in errors. The process leads its own
     process group, which is killed with it.
-
-    For the caller's use: `index` identifies the call in progress (None: idle), `deadline` is the time limit of the call
-    or the start on the caller's clock, and `watched` the descriptor on which the caller waits to send.
     """
 
-    def __init__(self, module: str, setup: Mapping[str, Any], deadline: float, reply_bytes: int, name: str) -> None:
+    def __init__(self, module: str, setup: Mapping[str, Any], reply_bytes: int, name: str) -> None:
         self._max_frame_bytes, self._name = PREFIX_BYTES + reply_bytes, name
         flags = ["-E", "-s", "-W", "ignore", *(["-B"] if sys.dont_write_bytecode else [])]
         self._process = subprocess.Popen(
@@ -50,65 +53,52 @@ class WorkerProcess:
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._request_descriptor, self.replies = self._process.stdin.fileno(), self._process.stdout.fileno()
-        for descriptor in (self._request_descriptor, self.replies):
+        self._requests, self._replies = self._process.stdin.fileno(), self._process.stdout.fileno()
+        for descriptor in (self._requests, self._replies):
             os.set_blocking(descriptor, False)
         self._outgoing = memoryview(frame(setup))
         self._incoming = bytearray()
         self._call = 0
-        self.ready = False
-        self.index: int | None = None
-        self.deadline: float | None = deadline
-        self.watched: int | None = None
 
     @property
     def pid(self) -> int:
         """Its process id, which is also that of its process group."""
         return self._process.pid
 
-    @property
-    def idle(self) -> bool:
-        """Whether it waits for a call."""
-        return self.ready and self.index is None
-
-    @property
-    def requests(self) -> int | None:
-        """The descriptor to wait on until more can be sent; None if nothing is left to send."""
-        return self._request_descriptor if self._outgoing else None
-
     def has_ended(self) -> bool:
         """Whether it has exited."""
         return self._process.poll() is not None
 
-    def begin(self, index: int, call: int, request: Mapping[str, Any], deadline: float) -> None:
-        """Start call number `call` with `request`, which `send` then sends."""
-        self.index, self._call, self.deadline = index, call, deadline
+    def begin(self, call: int, request: Mapping[str, Any]) -> None:
+        """Start call number `call`, from 1, with `request`."""
+        self._call = call
         self._outgoing = memoryview(frame({**request, "call": call}))
 
-    def send(self) -> None:
-        """Send as much as the pipe accepts now. Raises ProcessEnded."""
-        try:
-            while self._outgoing:
-                self._outgoing = self._outgoing[os.write(self._request_descriptor, self._outgoing) :]
-        except BlockingIOError:
-            return
-        except BrokenPipeError as error:
-            raise ProcessEnded from error
+    def reply(self, limit_s: float, closing: int) -> dict[str, Any]:
+        """The next reply to the call, or to the setup before the first call; a process without one is killed.
 
-    def receive(self) -> dict[str, Any] | None:
-        """Read what has arrived; return the reply once it is complete and clear the deadline. Raises ProcessEnded.
-
-        The reply of a process that has ended meanwhile is returned, too.
+        The last reply of a process that has ended meanwhile is returned, too. Raises ProcessEnded; TimeoutError after
+        `limit_s` seconds; PoolClosed once the descriptor `closing` is at its end.
         """
-        ended = self._read()
-        reply = self._complete_reply()
-        if reply is None:
-            if ended:
-                raise ProcessEnded
-            return None
-        if self.ready and (self.index is None or reply.get("call") != self._call):
-            raise ProcessEnded(f"the {self._name} wrote into the reply channel")
-        self.ready, self.deadline = self.ready or "ready" in reply, None
+        deadline = time.monotonic() + limit_s
+        try:
+            while (reply := self._exchange()) is None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError("no reply within the time limit")
+                poller = select.poll()
+                poller.register(closing, select.POLLIN)
+                poller.register(self._replies, select.POLLIN)
+                if self._outgoing:
+                    poller.register(self._requests, select.POLLOUT)
+                if closing in dict(poller.poll(left * 1000)):
+                    raise PoolClosed
+        except ProcessEnded as ended:
+            self.kill()
+            raise ProcessEnded(str(ended) or self._ending()) from None
+        except BaseException:
+            self.kill()
+            raise
         return reply
 
     def kill(self) -> None:
@@ -124,7 +114,7 @@ class WorkerProcess:
             if pipe is not None:
                 pipe.close()
 
-    def ending(self) -> str:
+    def _ending(self) -> str:
         """How the process ended, as text, after `kill`."""
         code = self._process.returncode
         if code is None or code == 0:
@@ -138,11 +128,28 @@ class WorkerProcess:
         except ValueError:
             return f"the {self._name}'s process died of signal {-code}"
 
+    def _exchange(self) -> dict[str, Any] | None:
+        """Send and read as much as the pipes hold now; the reply once it is complete. Raises ProcessEnded."""
+        try:
+            while self._outgoing:
+                self._outgoing = self._outgoing[os.write(self._requests, self._outgoing) :]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError as error:
+            raise ProcessEnded from error
+        ended = self._read()
+        reply = self._complete_reply()
+        if reply is None and ended:
+            raise ProcessEnded
+        if reply is not None and reply.get("call", 0) != self._call:
+            raise ProcessEnded(f"the {self._name} wrote into the reply channel")
+        return reply
+
     def _read(self) -> bool:
         """Read the available bytes; return whether the channel is closed."""
         while len(self._incoming) <= self._max_frame_bytes:
             try:
-                part = os.read(self.replies, self._max_frame_bytes)
+                part = os.read(self._replies, self._max_frame_bytes)
             except BlockingIOError:
                 return False
             if not part:

@@ -6,17 +6,15 @@ limit is killed; one that dies is replaced, and its episode is replayed there on
 
 from __future__ import annotations
 
-import os
-import select
-import threading
-import time
+import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from infra.workers.process import ProcessEnded, WorkerProcess
+from infra.workers.pool import WorkerPool, WorkersUnavailable
+from infra.workers.process import PoolClosed, ProcessEnded, WorkerProcess
 from operators.rollout.environments.config import EnvironmentSpec
 from operators.rollout.environments.contract import EpisodeState
 
@@ -25,7 +23,7 @@ _RAISED = "the environment failed: "
 _BYTES_PER_CHAR = 12  # the longest JSON escape: a surrogate pair
 
 
-class EnvironmentUnavailable(RuntimeError):
+class EnvironmentUnavailable(WorkersUnavailable):
     """The environment cannot be started, for example because its module cannot be imported."""
 
 
@@ -38,10 +36,6 @@ class EnvironmentFailed(RuntimeError):
         return str(self).removeprefix(_RAISED)
 
 
-class _Closed(Exception):
-    pass
-
-
 @dataclass(eq=False)
 class _EpisodeJob:
     episode: str
@@ -51,7 +45,7 @@ class _EpisodeJob:
     done: Future[EpisodeState] = field(default_factory=Future)
 
 
-class EnvironmentPool:
+class EnvironmentPool(WorkerPool):
     """The processes of `spec`; the first is started at once, the others on demand. Thread-safe.
 
     Raises EnvironmentUnavailable if the first process does not start within `start_limit_s`.
@@ -72,26 +66,8 @@ class EnvironmentPool:
         self._jobs: deque[_EpisodeJob] = deque()
         self._worker_of: dict[str, int] = {}
         """By episode: the worker whose process has it."""
-        self._change = threading.Condition()
-        self._closed = False
-        self._closing, self._close = os.pipe()
-        started: Future[None] = Future()
-        self._threads = [
-            threading.Thread(
-                target=self._work,
-                args=(worker, started if not worker else None),
-                name=f"{spec.resolved_name}-{worker}",
-                daemon=True,
-            )
-            for worker in range(spec.workers)
-        ]
-        for thread in self._threads:
-            thread.start()
-        try:
-            started.result()
-        except BaseException:
-            self.close()
-            raise
+        super().__init__(spec.resolved_name, spec.workers)
+        self._wait_for(lambda: 0 in self._processes)
 
     def play(
         self, episode: str, prompt: Mapping[str, Any], texts: Sequence[str], *, last: bool
@@ -107,52 +83,28 @@ class EnvironmentPool:
         return job.done
 
     def close(self) -> None:
-        """Kill all processes and their children, and wait for them; running episodes fail."""
-        with self._change:
-            if self._closed:
-                return
-            self._closed = True
-            self._change.notify_all()
-        os.close(self._close)
-        for thread in self._threads:
-            thread.join()
-        os.close(self._closing)
+        super().close()
         for job in self._jobs:
             job.done.cancel()
 
     # -- in the worker threads -----------------------------------------------------------------------------------------
 
-    def _work(self, worker: int, started: Future[None] | None) -> None:
-        process: WorkerProcess | None = None
-        try:
-            if started is not None:
-                try:
-                    process = self._start()
-                    started.set_result(None)
-                except EnvironmentUnavailable as error:
-                    started.set_exception(error)
-                    return
-            calls = 0
-            while (job := self._next(worker)) is not None:
-                if not job.done.set_running_or_notify_cancel():
-                    continue
-                calls += 1
-                try:
-                    process, state = self._play(process, job, calls)
-                except _Closed:
-                    job.done.set_exception(EnvironmentFailed("the environment was closed"))
-                    return
-                if isinstance(state, EpisodeState):
-                    job.done.set_result(state)
-                else:
-                    job.done.set_exception(EnvironmentFailed(state))
-                if process is None:
-                    self._release_episodes(worker)
-        except _Closed:
-            return
-        finally:
-            if process is not None:
-                process.kill()
+    def _work(self, worker: int) -> None:
+        if worker == 0:
+            self._start(worker)
+        for call in itertools.count(1):
+            job = self._next(worker)
+            if job is None:
+                return
+            if not job.done.set_running_or_notify_cancel():
+                continue
+            try:
+                job.done.set_result(self._play(worker, job, call))
+            except EnvironmentFailed as error:
+                job.done.set_exception(error)
+            except PoolClosed:
+                job.done.set_exception(EnvironmentFailed("the environment was closed"))
+                return
 
     def _next(self, worker: int) -> _EpisodeJob | None:
         """The next job for this worker: of an episode that its process has, else that no process has, else any."""
@@ -168,82 +120,49 @@ class EnvironmentPool:
                 self._worker_of[job.episode] = worker
             return job
 
-    def _release_episodes(self, worker: int) -> None:
+    def _drop(self, worker: int) -> None:
+        super()._drop(worker)
         with self._change:
             self._worker_of = {name: owner for name, owner in self._worker_of.items() if owner != worker}
 
-    def _play(
-        self, process: WorkerProcess | None, job: _EpisodeJob, call: int
-    ) -> tuple[WorkerProcess | None, EpisodeState | str]:
-        """Run `job`; returns the process if it still runs, and the episode's state or the reason of the failure."""
+    def _play(self, worker: int, job: _EpisodeJob, call: int) -> EpisodeState:
+        """Run `job` and return the episode's state. Raises EnvironmentFailed, PoolClosed."""
         request = {"episode": job.episode, "prompt": dict(job.prompt), "texts": job.texts, "last": job.last}
         ending = ""
         for _ in range(2):
             try:
-                process = process or self._start()
-            except EnvironmentUnavailable as error:
-                return None, str(error)
-            process.begin(0, call, request, 0.0)
-            try:
-                while "step" in (reply := self._wait(process, time.monotonic() + self.spec.seconds)):
+                process = self._processes.get(worker) or self._start(worker)
+                process.begin(call, request)
+                while "step" in (reply := process.reply(self.spec.seconds, self._closing)):
                     pass  # the episode is being replayed: every step has its own time limit
+            except EnvironmentUnavailable as error:
+                raise EnvironmentFailed(str(error)) from error
             except TimeoutError:
-                process.kill()
-                return None, f"a step of the environment took longer than {self.spec.seconds:g} s"
+                self._drop(worker)
+                raise EnvironmentFailed(f"a step of the environment took longer than {self.spec.seconds:g} s") from None
             except ProcessEnded as ended:
-                process.kill()
-                ending, process = str(ended) or process.ending(), None
+                self._drop(worker)
+                ending = str(ended)
                 continue
-            except _Closed:
-                process.kill()
-                raise
-            process.index = None
             if reply.get("retire"):
-                process.kill()
-                process = None
-            try:
-                state = EpisodeState(list(reply["observations"]), list(reply["rewards"]), bool(reply["done"]))
-            except KeyError:
-                return process, f"{_RAISED}{reply.get('error')}"
-            return process, state
-        return None, ending
+                self._drop(worker)
+            if "error" in reply:
+                raise EnvironmentFailed(f"{_RAISED}{reply['error']}")
+            return EpisodeState(list(reply["observations"]), list(reply["rewards"]), bool(reply["done"]))
+        raise EnvironmentFailed(ending)
 
-    def _start(self) -> WorkerProcess:
-        """Start a process and wait until it is ready. Raises EnvironmentUnavailable, _Closed."""
-        process = WorkerProcess(
-            "operators.rollout.environments.worker", self._setup, 0.0, self._reply_bytes, "environment"
-        )
+    def _start(self, worker: int) -> WorkerProcess:
+        """Start the worker's process. Raises EnvironmentUnavailable, PoolClosed."""
+        process = WorkerProcess("operators.rollout.environments.worker", self._setup, self._reply_bytes, "environment")
         try:
-            reply = self._wait(process, time.monotonic() + self._start_limit_s)
-        except BaseException as error:
-            process.kill()
-            if isinstance(error, TimeoutError):
-                reason = f"does not start within {self._start_limit_s:g} s"
-            elif isinstance(error, ProcessEnded):
-                reason = f"does not start: {str(error) or process.ending()}"
-            else:
-                raise
-            raise EnvironmentUnavailable(f"{self.spec.resolved_name} {reason}") from None
-        if "ready" not in reply:
-            process.kill()
-            raise EnvironmentUnavailable(f"{self.spec.resolved_name} cannot be loaded: {reply.get('error')}")
-        self.stop = tuple(reply["stop"])
-        return process
-
-    def _wait(self, process: WorkerProcess, deadline: float) -> Mapping[str, Any]:
-        """Wait for the process's next reply. Raises TimeoutError, ProcessEnded, _Closed."""
-        while True:
-            process.send()
-            if (reply := process.receive()) is not None:
-                return reply
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError("no reply within the time limit")
-            poller = select.poll()
-            poller.register(self._closing, select.POLLIN)
-            poller.register(process.replies, select.POLLIN)
-            if process.requests is not None:
-                poller.register(process.requests, select.POLLOUT)
-            poller.poll(left * 1000)
-            if self._closed:
-                raise _Closed
+            reply = self._open(worker, process, self._start_limit_s)
+        except TimeoutError:
+            reason = f"does not start within {self._start_limit_s:g} s"
+        except ProcessEnded as ended:
+            reason = f"does not start: {ended}"
+        else:
+            if "ready" in reply:
+                self.stop = tuple(reply["stop"])
+                return process
+            reason = f"cannot be loaded: {reply.get('error')}"
+        raise EnvironmentUnavailable(f"{self.spec.resolved_name} {reason}")
