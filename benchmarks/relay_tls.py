@@ -28,6 +28,7 @@ from benchmarks.processes import OthersWatch
 from infra.certificates import write_relay_files
 from infra.transport.chunk_registry import BlobBuffer, ChunkRegistry
 from infra.transport.chunked_blob import ChunkedBlob
+from infra.transport.endpoint import Endpoint
 from infra.transport.peer import dial
 from infra.transport.serving import Server
 from infra.transport.throttle import Link
@@ -121,7 +122,7 @@ def _serve(pipe: Connection, size: int, rate: float | None, tls: Tls | None) -> 
     registry = ChunkRegistry(lambda key: None)
     registry.add((str(VERSION), "kv", NAME), BlobBuffer(data))
     limit = Link(None if rate is None else rate * 1_000_000)
-    server = Server(registry, RUN, TOKEN, limit, tls=tls)
+    server = Server(registry, RUN, Endpoint(token=TOKEN, tls=tls), limit, {})
     pipe.send((server.port, tuple(crc32c(data[at : at + CHUNK]) for at in range(0, size, CHUNK))))
     began = time.process_time()
     try:

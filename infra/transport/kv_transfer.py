@@ -67,29 +67,12 @@ class KVTransfers:
         self.run, self.endpoint, self.max_bytes = run, endpoint, max_bytes
         self.sending, self.receiving = sending or Link(), receiving or Link()
         self.handlers: dict[FrameKind, Handler] = {}
-        self._run, self._token, self._max_bytes, self._offer_s, self._clock = (
-            run,
-            endpoint.token,
-            max_bytes,
-            offer_s,
-            clock or system.monotonic,
-        )
-        self._tls = endpoint.tls
+        self._offer_s, self._clock = offer_s, clock or system.monotonic
         self._offered: OrderedDict[str, _OfferedKV] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
         self._registry = ChunkRegistry(lambda key: None, system)
-        self._server = Server(
-            self._registry,
-            run,
-            endpoint.token,
-            self.sending,
-            self.handlers,
-            host=endpoint.host,
-            port=endpoint.port,
-            tls=endpoint.tls,
-            system=system,
-        )
+        self._server = Server(self._registry, run, endpoint, self.sending, self.handlers, system)
         self.address = endpoint.address_at(self._server.port)
         self._pool = system.pool(_MAX_FETCHES, "kv transfers")
 
@@ -102,7 +85,7 @@ class KVTransfers:
         name = (_PARTS if parts else "") + self._system.secret_name()
         if len(data):
             with self._lock:
-                if self._bytes + len(data) > self._max_bytes:
+                if self._bytes + len(data) > self.max_bytes:
                     return None
                 key = (str(version), "kv", name)
                 self._offered[name] = _OfferedKV(key, data, self._clock() + self._offer_s)
@@ -167,14 +150,14 @@ class KVTransfers:
     def _fetch_parts(self, manifest: KVManifest) -> memoryview:
         """The parts of the KV of one trajectory, joined."""
         parts = decode_parts(self.fetch_now(manifest))
-        if sum(part.bytes for part in parts) > self._max_bytes:
-            raise TransportError(f"KV in {len(parts)} parts exceeds {self._max_bytes} bytes")
+        if sum(part.bytes for part in parts) > self.max_bytes:
+            raise TransportError(f"KV in {len(parts)} parts exceeds {self.max_bytes} bytes")
         return memoryview(bytearray().join(self.fetch_now(part) for part in parts))
 
     def _pull(self, manifest: KVManifest) -> memoryview:
-        if not 0 < manifest.bytes <= self._max_bytes or not 1 <= manifest.chunk_bytes <= MAX_CHUNK_BYTES:
+        if not 0 < manifest.bytes <= self.max_bytes or not 1 <= manifest.chunk_bytes <= MAX_CHUNK_BYTES:
             raise TransportError(
-                f"KV of {manifest.bytes} bytes in chunks of {manifest.chunk_bytes}: at most {self._max_bytes} bytes "
+                f"KV of {manifest.bytes} bytes in chunks of {manifest.chunk_bytes}: at most {self.max_bytes} bytes "
                 "are accepted"
             )
         try:
@@ -189,9 +172,8 @@ class KVTransfers:
         except ValueError as error:
             raise TransportError(str(error)) from error
         memory = memoryview(bytearray(manifest.bytes))
-        peer = dial(
-            manifest.address, self._run, self._token, -1, blob, memory, self.receiving, False, self._tls, self._system
-        )
+        token, tls = self.endpoint.token, self.endpoint.tls
+        peer = dial(manifest.address, self.run, token, -1, blob, memory, self.receiving, False, tls, self._system)
         try:
             for chunk in range(min(_AHEAD, blob.chunks)):
                 peer.request(chunk)

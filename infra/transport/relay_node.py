@@ -79,7 +79,8 @@ class RelayNode:
         self._store, self._run, self._endpoint = store, run, endpoint
         self._registry = ChunkRegistry(store_lookup(store), system)
         self._pushes = IncomingPushes(self._is_stored, system)
-        self._chain: RelayChain | None = None
+        self.chain: RelayChain | None = None
+        """The current chain."""
         self._manifests: dict[PolicyVersion, WeightVersion] = {}
         self._invalid_manifests: list[tuple[WeightVersion, str]] = []
         self._corrupt_arrivals: dict[str, int] = {}
@@ -88,25 +89,11 @@ class RelayNode:
         self._arriving: tuple[ChunkedBlob, BlobBuffer] | None = None
         self._closed = False
         self._changed = system.condition()
-        server = Server(
-            self._registry,
-            run,
-            endpoint.token,
-            self.sending,
-            {FrameKind.OFFER: self._pushes.accept},
-            endpoint.host,
-            endpoint.port,
-            tls=endpoint.tls,
-            system=system,
+        self._server = Server(
+            self._registry, run, endpoint, self.sending, {FrameKind.OFFER: self._pushes.accept}, system
         )
-        self._server = server
         self.address = endpoint.relay_address(self._server.port)
         self._thread = system.start_thread("relay", self._fetch_loop, vital=True)
-
-    @property
-    def chain(self) -> RelayChain | None:
-        """The current chain."""
-        return self._chain
 
     def set_manifests(self, manifests: Iterable[WeightVersion]) -> None:
         """Replace the manifests of the versions to fetch; of two manifests of one version the last counts."""
@@ -119,8 +106,8 @@ class RelayNode:
     def set_chain(self, chain: RelayChain) -> None:
         """Use `chain` from now on: the last one in the log counts, whatever its number."""
         with self._changed:
-            if chain != self._chain:
-                self._chain = chain
+            if chain != self.chain:
+                self.chain = chain
                 self._changed.notify_all()
 
     def take_invalid_manifests(self) -> list[tuple[WeightVersion, str]]:
@@ -189,7 +176,7 @@ class RelayNode:
         """The newest missing version that the store should get and that is not waiting for a retry."""
         here, live = self._store.versions(), self._store.live_versions()
         with self._changed:
-            if self._chain is None:
+            if self.chain is None:
                 return None
             wanted = [version for version in self._fetchable() if is_wanted(version, here, live, self._store.keep)]
             return self._manifests[max(wanted)] if wanted else None
@@ -245,7 +232,7 @@ class RelayNode:
         self._arriving = (blob, buffer)
         memory = arriving.view if arriving is not None else buffer.data
         while not self._closed:
-            chain = self._chain
+            chain = self.chain
             assert chain is not None
             upstream = upstream_of(chain, self.relay, blob.chunks, parts)
 
@@ -269,7 +256,7 @@ class RelayNode:
                 if arriving is None or buffer.empty or buffer.idle_s > KEEP_PARTIAL_S or self._superseded(blob, buffer):
                     return False
                 with self._changed:
-                    if self._chain is chain and not self._closed:
+                    if self.chain is chain and not self._closed:
                         self._changed.wait(RETRY_S)
         return False
 
@@ -277,7 +264,7 @@ class RelayNode:
         self, before: RelayChain, upstream: Upstream, blob: ChunkedBlob, parts: ModelParts | None
     ) -> bool:
         """Whether the chain now gives other sources than `upstream`, or other addresses of them."""
-        chain = self._chain
+        chain = self.chain
         assert chain is not None
         if chain.number == before.number:
             return False

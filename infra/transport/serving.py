@@ -12,13 +12,13 @@ from typing import Any
 
 from infra.store.chunks import MAX_CHUNK_BYTES
 from infra.system import SYSTEM, System
-from infra.transport.chunk_registry import BlobBuffer, BlobKey, ChunkRegistry
+from infra.transport.chunk_registry import BlobKey, ChunkRegistry
 from infra.transport.chunked_blob import FORMS
 from infra.transport.connection import Connection, interrupt
+from infra.transport.endpoint import Endpoint
 from infra.transport.frames import FrameKind, ProtocolError, TransportError, receive, send, send_chunk
 from infra.transport.handshake import accept_peer, expect, set_socket_options, token_problem
 from infra.transport.throttle import Link
-from infra.transport.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +48,11 @@ class _Client:
 
 
 class Server:
-    """Serves the blobs in `registry` at `host`:`port` (0: any free port) to peers of `run` that know its `token`.
+    """Serves the blobs in `registry` at `endpoint` to peers of `run` that know its token.
 
     All data is sent through `link`. A connection whose first frame is of a kind in `handlers` is handed to its handler:
     a trainer offers a version, or a stage of a group begins. The response for a version without progress for `STALL_S`
-    seconds is ABSENT. With `tls` peers must connect over TLS with a certificate of the run's authority. Raises
+    seconds is ABSENT. With TLS peers must connect over TLS with a certificate of the run's authority. Raises
     ValueError for an empty or short token.
     """
 
@@ -60,24 +60,20 @@ class Server:
         self,
         registry: ChunkRegistry,
         run: str,
-        token: str,
+        endpoint: Endpoint,
         link: Link,
-        handlers: Mapping[FrameKind, Handler] | None = None,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        tls: Tls | None = None,
+        handlers: Mapping[FrameKind, Handler],
         system: System = SYSTEM,
     ) -> None:
-        if problem := token_problem(token):
+        if problem := token_problem(endpoint.token):
             raise ValueError(problem)
-        self._tls, self._system = tls, system
-        self._registry, self._run, self._token, self._link = registry, run, token, link
-        self._handlers = {} if handlers is None else handlers
+        self._registry, self._run, self._link, self._handlers = registry, run, link, handlers
+        self._token, self._tls, self._system = endpoint.token, endpoint.tls, system
         self._lock = threading.Lock()
         self._unauthenticated: list[_Client] = []  # oldest first
         self._peers: set[_Client] = set()
         self._closed = False
-        self._listening = system.listen(host, port, MAX_CONNECTIONS)
+        self._listening = system.listen(endpoint.host, endpoint.port, MAX_CONNECTIONS)
         self.port: int = self._listening.port
         self._connections = 0
         self._thread = system.start_thread("relay server", self._accept, vital=True)
@@ -177,14 +173,10 @@ def serve_request(connection: Connection, body: Mapping[str, Any], registry: Chu
                 raise ProtocolError(f"a REQUEST of bytes {span.start} to {span.stop} of {len(buffer.data)}")
             send_chunk(connection, buffer.data[span], link, turn, start=span.start)
             return
-        if present is None or not may_wait or _is_stalled(buffer):
+        if present is None or not may_wait or buffer.idle_s > STALL_S:
             break
         send(connection, FrameKind.WAIT)
     send(connection, FrameKind.ABSENT, start=span.start)
-
-
-def _is_stalled(buffer: BlobBuffer) -> bool:
-    return buffer.idle_s > STALL_S
 
 
 def parse_request(body: Mapping[str, Any]) -> tuple[BlobKey, slice, bool, int]:
