@@ -216,22 +216,18 @@ class Execution:
         self._actuator, self._pace, self._now, self.reported = actuator, pace, now, reported
         self._thread = ThreadPoolExecutor(1, "actuator")
         self._decision: ScalingDecision | None = None
-        self._offset: int | None = None
+        self.needed_offset: int | None = None
+        """The offset of the newest decision, from which a restart must read; None without one."""
         self._since = self._differs = self._due = 0.0
         self._asking: tuple[int, Future[None]] | None = None
         self._asked = False
         self._error = ""
 
-    @property
-    def needed_offset(self) -> int | None:
-        """The offset of the newest decision, from which a restart must read; None without one."""
-        return self._offset
-
     def take(self, decision: ScalingDecision, offset: int, clock: float) -> None:
         """Carry out `decision`, read at `offset` of its topic, from `clock` (monotonic seconds) on."""
         if decision.dry_run or (self._decision is not None and decision.number <= self._decision.number):
             return
-        self._decision, self._offset = decision, offset
+        self._decision, self.needed_offset = decision, offset
         self._since = self._differs = self._due = clock
         self._asked, self._error = decision.number <= self.reported, ""
 

@@ -102,7 +102,7 @@ class Groups:
 
     def make_ready(self, group: Group) -> None:
         """Add a closed group to the ready ones."""
-        bisect.insort(self.ready, group, key=_completed)
+        bisect.insort(self.ready, group, key=lambda each: each.completed)
         self.held += len(group.members)
         self._ready_members += len(group.members)
 
@@ -171,10 +171,6 @@ class Groups:
             self.ready = [group for group in self.ready if id(group) not in gone]
         self._ready_members -= count
         self.held -= count
-
-
-def _completed(group: Group) -> tuple[int, int, int, int]:
-    return group.completed
 
 
 def _first_groups(order: Iterable[Group], wanted: int) -> tuple[list[Group], int]:

@@ -6,10 +6,10 @@ of consecutive rows at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ from schemas.block import Block
 from schemas.identity import Purpose, TrajectoryKey, trajectory_id
 from schemas.records import Experience, PolicyVersion
 
+T = TypeVar("T")
 ACCURACY = "accuracy"
 """The reward component that says whether an answer is right."""
 
@@ -170,6 +171,16 @@ def group_numbers(purposes: Sequence[Purpose], numbers: list[int]) -> list[int]:
     return [~number if purpose == "imported" else number for purpose, number in zip(purposes, numbers, strict=True)]
 
 
+class _Column(Generic[T]):
+    """An attribute of a member: what its row has in a column of its block, as `kind`."""
+
+    def __init__(self, name: str, kind: Callable[[Any], T]) -> None:
+        self._name, self._kind = name, kind
+
+    def __get__(self, member: GroupMember, owner: type | None = None) -> T:
+        return self._kind(getattr(member.block, self._name)[member.row])
+
+
 class GroupMember:
     """One scored trajectory: row `row` of `block`. This is all that a user's writers, samplers and evictions see."""
 
@@ -189,34 +200,31 @@ class GroupMember:
         """Its identity as text."""
         return self.block.ids[self.row]
 
-    @property
-    def number(self) -> int:
-        """The number of its group: its prompt's number, or a negative number if it was imported."""
-        return self.block.numbers[self.row]
-
-    @property
-    def member(self) -> int:
-        """Its index in its group."""
-        return self.block.members[self.row]
-
-    @property
-    def size(self) -> int:
-        """How many members its group has."""
-        return self.block.sizes[self.row]
-
-    @property
-    def task(self) -> str:
-        """The task of its prompt."""
-        return self.block.tasks[self.row]
-
-    @property
-    def temperature(self) -> float:
-        """The sampling temperature."""
-        return float(self.block.temperatures[self.row])
-
-    @property
-    def reward(self) -> float:
-        return float(self.block.rewards[self.row])
+    number = _Column("numbers", int)
+    """The number of its group: its prompt's number, or a negative number if it was imported."""
+    member = _Column("members", int)
+    """Its index in its group."""
+    size = _Column("sizes", int)
+    """How many members its group has."""
+    task = _Column("tasks", str)
+    """The task of its prompt."""
+    temperature = _Column("temperatures", float)
+    """The sampling temperature."""
+    reward = _Column("rewards", float)
+    accuracy: _Column[float | None] = _Column("accuracies", lambda value: value)
+    """1 for a correct answer; None if no verifier can tell."""
+    truncated = _Column("truncated", bool)
+    """Whether it was cut off at its length limit."""
+    error: _Column[str | None] = _Column("errors", lambda value: value)
+    """The error of generation, or else of scoring."""
+    tokens = _Column("tokens", int)
+    """Tokens of its response."""
+    length = _Column("lengths", int)
+    """Tokens of prompt and response."""
+    newest_number = _Column("newest_numbers", int)
+    """The number of the newest version announced when it finished; -1 if there was none."""
+    finish_staleness = _Column("finish_staleness", int)
+    """How many newer versions had been announced when it finished."""
 
     @property
     def conversation_rewards(self) -> list[float]:
@@ -225,47 +233,12 @@ class GroupMember:
         return found
 
     @property
-    def accuracy(self) -> float | None:
-        """1 for a correct answer; None if no verifier can tell."""
-        return self.block.accuracies[self.row]
-
-    @property
-    def truncated(self) -> bool:
-        """Whether it was cut off at its length limit."""
-        return bool(self.block.truncated[self.row])
-
-    @property
-    def error(self) -> str | None:
-        """The error of generation, or else of scoring."""
-        return self.block.errors[self.row]
-
-    @property
     def version(self) -> PolicyVersion | None:
         """The weight version that generated it; None if nothing was generated."""
         block, row = self.block, self.row
         if not block.generated[row]:
             return None
         return PolicyVersion(int(block.version_epochs[row]), int(block.version_numbers[row]))
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of its response."""
-        return int(self.block.tokens[self.row])
-
-    @property
-    def length(self) -> int:
-        """Tokens of prompt and response."""
-        return int(self.block.lengths[self.row])
-
-    @property
-    def newest_number(self) -> int:
-        """The number of the newest version announced when it finished; -1 if there was none."""
-        return int(self.block.newest_numbers[self.row])
-
-    @property
-    def finish_staleness(self) -> int:
-        """How many newer versions had been announced when it finished."""
-        return int(self.block.finish_staleness[self.row])
 
     def staleness(self, newest: PolicyVersion | None) -> int:
         """How many versions `newest`, the newest announced, is ahead of the version that generated it."""

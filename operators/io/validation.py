@@ -62,7 +62,8 @@ def invalid_reason(record: Any) -> str | None:
     kind = type(record)
     if kind in _NOT_VALIDATED:
         return None
-    return next(_numbers_out_of_range(record), None) or next(_RULES.get(kind, _none)(record), None)
+    rule = _RULES.get(kind)
+    return next(_numbers_out_of_range(record), None) or (next(rule(record), None) if rule is not None else None)
 
 
 def invalid_rows(block: Block) -> list[int]:
@@ -321,10 +322,6 @@ def _few(numbers: Any) -> str:
     """The first four numbers, and how many follow."""
     found = list(numbers[:4])
     return f"{found}{f' and {len(numbers) - 4} more' if len(numbers) > 4 else ''}"
-
-
-def _none(record: Any) -> Iterator[str]:
-    yield from ()
 
 
 _RULES: Mapping[type, Callable[[Any], Iterator[str]]] = {

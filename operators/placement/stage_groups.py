@@ -198,7 +198,7 @@ class StageGroups:
         if version not in self._parts:
             return found
         for replica, (status, _) in self._staged.items():
-            free = replica not in busy and not status.group and not self._has_weights(replica)
+            free = replica not in busy and not status.group and self._version_of(replica) is None
             if replica in self._avoid or not (replica in members or free):
                 continue
             if status.refusal and not (status.leads and replica in members):  # a leader stays it until it ends
@@ -280,9 +280,6 @@ class StageGroups:
         found = self._staged.get(replica)
         return None if found is None else found[0]
 
-    def _has_weights(self, replica: int) -> bool:
-        return self._version_of(replica) is not None
-
     def _runs(self, replica: int, version: PolicyVersion) -> bool:
         """Whether the replica has the whole `version`; a leader's is that of its group."""
         return self._version_of(replica) == version and not self.leads(replica)
@@ -330,7 +327,7 @@ def plan_pipeline(holdings: Mapping[int, HeldParts], layers: int, leader: int | 
     leaders = [replica for replica, held in holdings.items() if held.ends and leader in (None, replica)]
     chains = [chain for replica in leaders if (chain := _chain(replica, holdings, layers)) is not None]
     plans = [_even(chain, holdings, layers) for chain in chains if len(chain) <= MAX_STAGES]
-    return min(plans, key=lambda stages: (len(stages), _longest(stages)), default=None)
+    return min(plans, key=lambda stages: (len(stages), max(stage.end - stage.first for stage in stages)), default=None)
 
 
 def _chain(leader: int, holdings: Mapping[int, HeldParts], layers: int) -> list[int] | None:
@@ -369,7 +366,3 @@ def _even(chain: Sequence[int], holdings: Mapping[int, HeldParts], layers: int) 
     cuts = costs[-1][layers][1]
     stages = [PlannedStage(replica, *cut) for replica, cut in zip(chain, pairwise(cuts), strict=True)]
     return tuple(stage for place, stage in enumerate(stages) if place == 0 or stage.end > stage.first)
-
-
-def _longest(stages: Pipeline) -> int:
-    return max(stage.end - stage.first for stage in stages)

@@ -168,7 +168,8 @@ class AgentEngine(WrappedEngine):
         response = known.since(given) if len(known.token_ids) > given else None
         if response is not None and not response.drawn.all():
             return
-        known = known if response is None else _cut(known, given)
+        if response is not None:
+            known = PartialResponse(known.token_ids[:given], known.logprobs[:given], loss_mask=known.drawn[:given])
         known = append_observation(known, new[len(begun) :].tolist())
         sampling = episode.request.sampling
         room = sampling.max_new_tokens - given
@@ -254,10 +255,6 @@ def _joined(known: PartialResponse, drawn: PartialResponse | None) -> PartialRes
         np.concatenate([known.logprobs, drawn.logprobs]),
         loss_mask=np.concatenate([known.drawn, np.ones(len(drawn.token_ids), bool)]),
     )
-
-
-def _cut(known: PartialResponse, stop: int) -> PartialResponse:
-    return PartialResponse(known.token_ids[:stop], known.logprobs[:stop], loss_mask=known.drawn[:stop])
 
 
 def _turn_seed(seed: int, start: int) -> int:

@@ -51,7 +51,8 @@ class EmulatedEngine:
         self._scheduler = Scheduler(config, rows)
         self._arrivals = Arrivals(roofline.move_s)
         self._roofline, self._pull_s, self._scale, self._clock = roofline, pull_s, time_scale, clock
-        self._version, self._status_refresh_s = version, status_refresh_s
+        self._status_refresh_s, self.version = status_refresh_s, version
+        """The weight version loaded, None before the first."""
         self._advanced_at = -math.inf
         """The clock when the simulation was last advanced."""
         self._finished: list[Completion] = []
@@ -66,15 +67,10 @@ class EmulatedEngine:
         self._tokens_generated = 0
         self._started: list[str] = []
 
-    @property
-    def version(self) -> PolicyVersion | None:
-        """The weight version loaded, None before the first."""
-        return self._version
-
     def load(self, weights: Path, version: PolicyVersion) -> None:
         """Set the version; `weights` is not read. Raises RuntimeError while requests are running or waiting."""
         check_loadable(self.status(), version)
-        self._version = version
+        self.version = version
         self._simulated_until = max(self._simulated_until, self._now(), self._round_ends or 0.0) + self._pull_s
         self._round_ends = None
 

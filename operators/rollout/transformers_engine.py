@@ -69,7 +69,8 @@ class TransformersEngine:
         fixed: bool | None = None,
         speculation: bool = False,
     ) -> None:
-        self._model = model.eval()
+        self.model = model.eval()
+        """The model, whose weights may be only in part those of a version while the engine is `staged`."""
         context = check_context(model, context)
         vocabulary = model.get_input_embeddings().num_embeddings
         capacity = slots * context if kv_capacity is None else kv_capacity
@@ -91,20 +92,17 @@ class TransformersEngine:
         self._speculator: Speculator | None = None
         if speculation:
             self._speculator = Speculator(measure_forward_cost(self._own_runner, slots, context))
-        self._lost: RunnerLost | None = None
+        self.lost: RunnerLost | None = None
+        """Why it computes nothing until `relocate`; None if it can compute."""
         self._confirmed = 0
         """The rows that had KV when the runner was lost."""
-        self._version = version
+        self.version = version
+        """The weight version loaded, None before the first."""
         self._tokens_generated = 0
         self._model_seconds = 0.0
         self._started: list[str] = []
         self._provided_kv: dict[str, KV] = {}
         """The KV provided with requests that have not started."""
-
-    @property
-    def version(self) -> PolicyVersion | None:
-        """The weight version loaded, None before the first."""
-        return self._version
 
     @property
     def direct(self) -> bool:
@@ -117,11 +115,6 @@ class TransformersEngine:
         return self._own_runner.modules if isinstance(self._own_runner, DirectRunner) else None
 
     @property
-    def model(self) -> PreTrainedModel:
-        """The model, whose weights may be only in part those of a version while the engine is `staged`."""
-        return self._model
-
-    @property
     def staged(self) -> bool:
         """Whether it computes with a runner in several processes."""
         return self._runner is not self._own_runner
@@ -129,17 +122,12 @@ class TransformersEngine:
     @property
     def unused_slots(self) -> KVSlots | None:
         """The KV memory of the whole model while the engine does not compute with it; None if it does."""
-        return self._slots if self.staged or self._version is None else None
+        return self._slots if self.staged or self.version is None else None
 
     @property
     def speculation(self) -> Counts:
         """What speculation has done so far."""
         return Counts() if self._speculator is None else self._speculator.counts
-
-    @property
-    def lost(self) -> RunnerLost | None:
-        """Why it computes nothing until `relocate`; None if it can compute."""
-        return self._lost
 
     def load(self, weights: Path, version: PolicyVersion) -> None:
         """Replace the weights in place with the safetensors file `weights`, rounded to the model's precision.
@@ -150,8 +138,8 @@ class TransformersEngine:
         check_loadable(self.status(), version)
         if self.staged:
             raise RuntimeError(f"version {version} cannot be loaded: the engine runs in stages")
-        load_weights(self._model, weights, rounds=True)
-        self._version = version
+        load_weights(self.model, weights, rounds=True)
+        self.version = version
 
     def relocate(self, runner: Runner, kv: KVStorage, version: PolicyVersion) -> None:
         """Compute with `runner` over `kv` from now on, under the same `version`. Requests continue with their KV.
@@ -160,7 +148,7 @@ class TransformersEngine:
         `runner` is lost meanwhile; nothing has changed then.
         """
         rows = self._scheduler.rows
-        confirmed = rows.count if self._lost is None else self._confirmed
+        confirmed = rows.count if self.lost is None else self._confirmed
         incomplete: dict[frozenset[int], list[int]] = {}
         with torch.inference_mode():
             for row in range(rows.count):
@@ -173,23 +161,23 @@ class TransformersEngine:
                 known = [rows.known_tokens(row)[:-1] for row in these]
                 for block in plan_prefill(known, these, MAX_PREFILL_TOKENS):
                     runner.prefill([block], missing)
-        self._runner, self._kv, self._version, self._lost = runner, kv, version, None
+        self._runner, self._kv, self.version, self.lost = runner, kv, version, None
 
     def complete(self, weights: Path, version: PolicyVersion) -> None:
         """Load the rest of `version`, of which the engine runs a part in stages, and run all of it here.
 
         Raises RuntimeError for another version than that of the engine.
         """
-        if version != self._version:
-            raise RuntimeError(f"the engine runs version {self._version}, not {version}")
-        load_weights(self._model, weights, rounds=True)
+        if version != self.version:
+            raise RuntimeError(f"the engine runs version {self.version}, not {version}")
+        load_weights(self.model, weights, rounds=True)
         self.relocate(self._own_runner, self._slots, version)
 
     def leave_stages(self) -> None:
         """Forget the runner in several processes and its version. Raises RuntimeError while there are requests."""
         if not self._scheduler.idle:
             raise RuntimeError("the engine has requests: it cannot leave its stages")
-        self._runner, self._kv, self._version, self._lost = self._own_runner, self._slots, None, None
+        self._runner, self._kv, self.version, self.lost = self._own_runner, self._slots, None, None
 
     def submit(self, request: Request) -> None:
         """Queue a request; it starts when a slot and KV capacity are free.
@@ -211,7 +199,7 @@ class TransformersEngine:
         completions = self._scheduler.take_finished()
         for completion in completions:
             self._provided_kv.pop(completion.trajectory_id, None)
-        if self._lost is not None:
+        if self.lost is not None:
             return completions
         self._confirmed = self._scheduler.rows.count
         before = time.thread_time()
@@ -219,7 +207,7 @@ class TransformersEngine:
             return [*completions, *self._round()]
         except RunnerLost as error:
             log.warning("the engine pauses: %s", error)
-            self._lost = error
+            self.lost = error
             self._started += self._scheduler.admitted
             return completions
         finally:
@@ -302,7 +290,7 @@ class TransformersEngine:
 
     def due(self) -> float:
         """0 while there are requests that it can compute, infinite otherwise."""
-        return math.inf if self._scheduler.idle or self._lost is not None else 0.0
+        return math.inf if self._scheduler.idle or self.lost is not None else 0.0
 
     def release(self, trajectory_ids: Collection[str], *, with_kv: bool = False) -> dict[str, PartialResponse]:
         """Stop these requests and return their partial responses, on request with KV; unknown ids are left out."""
@@ -332,27 +320,27 @@ class TransformersEngine:
         self.__dict__.clear()
 
     def _choose_runner(self, direct: bool, fixed: bool | None) -> DraftRunner:
-        reason = unsupported_reason(self._model) if direct else "requested"
+        reason = unsupported_reason(self.model) if direct else "requested"
         if reason is None:
-            runner: DraftRunner = DirectRunner(self._model, self._slots, fixed=fixed)
+            runner: DraftRunner = DirectRunner(self.model, self._slots, fixed=fixed)
             difference = self._check(runner)
-            if difference <= tolerance(self._model.dtype):
+            if difference <= tolerance(self.model.dtype):
                 return runner
             reason = f"with the direct runner its logits differ by {difference:.1e} of the largest"
         if direct:
-            log.warning("%s uses its own forward, which is slower: %s", type(self._model).__name__, reason)
-        runner = ForwardRunner(self._model, self._slots)
+            log.warning("%s uses its own forward, which is slower: %s", type(self.model).__name__, reason)
+        runner = ForwardRunner(self.model, self._slots)
         difference = self._check(runner)
-        if difference > tolerance(self._model.dtype):
+        if difference > tolerance(self.model.dtype):
             raise ValueError(
-                f"{type(self._model).__name__} cannot run over KV slots: its logits differ by {difference:.1e} of "
+                f"{type(self.model).__name__} cannot run over KV slots: its logits differ by {difference:.1e} of "
                 "the largest from those of its plain forward"
             )
         return runner
 
     def _check(self, runner: Runner) -> float:
         config = self._scheduler.config
-        return max_logit_difference(runner, self._model, config.slots, config.context)
+        return max_logit_difference(runner, self.model, config.slots, config.context)
 
     def _start(self, new: range) -> list[Prefill]:
         """Plan the prefill of rows `new`: import provided KV, copy prompts of running rows; returns the remaining

@@ -171,13 +171,9 @@ class VllmEngine:
         self._tokens_generated = 0
         self._model_seconds = 0.0
         """CPU time of vLLM's steps, its scheduling included."""
-        self._version: PolicyVersion | None = None
-        self._status = self._read_status()
-
-    @property
-    def version(self) -> PolicyVersion | None:
+        self.version: PolicyVersion | None = None
         """The weight version loaded, None before the first."""
-        return self._version
+        self._status = self._read_status()
 
     def load(self, weights: Path, version: PolicyVersion) -> None:
         """Replace the weights in place with the safetensors file `weights`, which each worker reads, and reset the
@@ -187,7 +183,7 @@ class VllmEngine:
         finish_steps(self._vllm)
         self._vllm.collective_rpc(load_worker_weights, args=(str(weights.absolute()),))
         self._reset_prefix_cache()
-        self._version = version
+        self.version = version
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises ValueError as every engine does."""
