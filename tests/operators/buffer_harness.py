@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from in_memory_log import Log, Shard
-from record_factories import PARTITIONS, experience, manifest, prompt, shard, topic_input, trajectory, version
+from record_factories import PARTITIONS, experience, failed, manifest, prompt, shard, topic_input, trajectory, version
 
 from operators.experience.config import ExperienceConfig
 from operators.experience.make_batches import MakeBatches
 from operators.experience.pack_batches import pack_batches
-from schemas.records import Experience, Pause, Settled
+from schemas.records import Experience, Pause, Prompt, Settled
 from schemas.topics import BATCHES, CONTROL, CURRICULUM, EXPERIENCES, LEVEL_REPLY, RELAY, SETTLED, partition_of
 
 
-class Buffer:
+class BufferInputs:
+    """What the experience operator reads, in a log in memory."""
+
+    log: Log
+    partitions: int
+
+    def score(self, *records: Experience) -> None:
+        for record in records:
+            asked = record.trajectory.prompt
+            self.log.append(EXPERIENCES, record, asked.prompt_id, partition_of(asked.number, self.partitions))
+
+    def score_drawn(self, draw: random.Random, asked: Prompt, member: int, oldest: int, newest: int) -> None:
+        """Score a sample of a version from `oldest` to `newest`; one of ten has failed."""
+        under = version(draw.randint(max(0, oldest), newest))
+        broken = draw.random() < 0.1
+        self.score(experience(failed(asked, member) if broken else trajectory(asked, member, under=under)))
+
+    def group(self, number: int, samples: int = 2, **how: Any) -> None:
+        asked = prompt(number, samples)
+        self.score(*(experience(trajectory(asked, member, **how)) for member in range(samples)))
+
+    def publish(self, number: int) -> None:
+        self.log.append(RELAY, manifest(version(number)))
+
+
+class Buffer(BufferInputs):
     """The experience operator on a log in memory."""
 
     def __init__(
@@ -29,7 +55,7 @@ class Buffer:
         rewards_failures: Mapping[str, bool] = MappingProxyType({}),
         **config: Any,
     ) -> None:
-        self.log = log or Log()
+        self.log, self.partitions = log or Log(), PARTITIONS
         levels = levels if isinstance(levels, dict) else {"": levels}
         settings = ExperienceConfig(global_batch=global_batch, **config)
         step = MakeBatches(
@@ -41,18 +67,6 @@ class Buffer:
         pack = partial(pack_batches, budget=settings.micro_batch_tokens, ranks=1)
         self.shard = Shard(self.log, shard("experience", *inputs, ledger=("settled",)), step.restore, pack)
         self.shard.start()
-
-    def score(self, *records: Experience) -> None:
-        for record in records:
-            asked = record.trajectory.prompt
-            self.log.append(EXPERIENCES, record, asked.prompt_id, partition_of(asked.number, PARTITIONS))
-
-    def group(self, number: int, samples: int = 2, **how: Any) -> None:
-        asked = prompt(number, samples)
-        self.score(*(experience(trajectory(asked, member, **how)) for member in range(samples)))
-
-    def publish(self, number: int) -> None:
-        self.log.append(RELAY, manifest(version(number)))
 
     def pause(self, number: int, paused: bool = True) -> None:
         self.log.append(CONTROL, Pause(number, paused, "", "", 0), "pause")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from buffer_harness import BufferInputs
 from in_memory_log import Log, Shard
-from record_factories import experience, manifest, prompt, shard, topic_input, trajectory, version
+from record_factories import shard, topic_input
 
 from operators.experience.config import ExperienceConfig
 from operators.experience.make_batches import MakeBatches
@@ -14,8 +15,8 @@ from operators.experience.pack_batches import pack_batches
 from operators.io.config import TopicInput
 from operators.io.elements import PartitionKey, ReceivedRecord
 from operators.trainer.assembly import BatchAssembly, WholeBatch
-from schemas.records import Experience, Settled
-from schemas.topics import BATCH_ASSEMBLY, BATCHES, CURRICULUM, EXPERIENCES, LEVEL_REPLY, RELAY, SETTLED, partition_of
+from schemas.records import Settled
+from schemas.topics import BATCH_ASSEMBLY, BATCHES, CURRICULUM, EXPERIENCES, LEVEL_REPLY, RELAY, SETTLED
 
 
 def buffer_shards(log: Log, config: ExperienceConfig, partitions: int, ranks: int = 1, levels: int = 0) -> list[Shard]:
@@ -39,7 +40,7 @@ def buffer_shards(log: Log, config: ExperienceConfig, partitions: int, ranks: in
     ]
 
 
-class Buffers:
+class Buffers(BufferInputs):
     """`shards` of the experience operator, over as many `partitions` and for `ranks` of the trainer."""
 
     def __init__(
@@ -57,18 +58,6 @@ class Buffers:
         self.shards = buffer_shards(self.log, settings, partitions, ranks, levels)
         for each in self.shards:
             each.start()
-
-    def score(self, *records: Experience) -> None:
-        for record in records:
-            asked = record.trajectory.prompt
-            self.log.append(EXPERIENCES, record, asked.prompt_id, partition_of(asked.number, self.partitions))
-
-    def group(self, number: int, samples: int = 2, **how: Any) -> None:
-        asked = prompt(number, samples)
-        self.score(*(experience(trajectory(asked, member, **how)) for member in range(samples)))
-
-    def publish(self, number: int) -> None:
-        self.log.append(RELAY, manifest(version(number)))
 
     def run(self, turns: int = 6) -> None:
         """Every shard polls and commits in turn: proposals, selections and parts need one turn each."""

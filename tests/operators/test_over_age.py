@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pipeline_simulation import PipelineSimulation
-from record_factories import experience, failed, prompt, trajectory, version
+from record_factories import experience, failed, prompt, version
 from sharded_buffer_harness import Buffers
 from simulation_config import SimulationConfig
 
@@ -78,9 +78,7 @@ def test_drop_never_trains_over_age_and_reports_drops(seed: int, shards: int, mo
         what, one = rng.random(), rng.choice(buffers.shards)
         if what < 0.4:
             number, member = waiting.pop()
-            asked, under = prompt(number, 2), version(rng.randint(max(0, newest - 4), newest))
-            broken = rng.random() < 0.1
-            buffers.score(experience(failed(asked, member) if broken else trajectory(asked, member, under=under)))
+            buffers.score_drawn(rng, prompt(number, 2), member, newest - 4, newest)
         elif what < 0.55:
             newest += 1
             buffers.publish(newest)

@@ -89,19 +89,7 @@ class RawKafka:
         self._retried(request)
 
     def add_offsets(self, transactional_id: str, producer: ProducerKey, group: str) -> None:
-        def request() -> Any:
-            response = self._send(
-                AddOffsetsToTxnRequest(
-                    transactional_id=transactional_id,
-                    producer_id=producer.producer_id,
-                    producer_epoch=producer.epoch,
-                    group_id=group,
-                    max_version=3,
-                )
-            )
-            return response, [response.error_code]
-
-        self._retried(request)
+        self._coordinate(AddOffsetsToTxnRequest, transactional_id, producer, group_id=group)
 
     def produce(
         self, place: Place, values: Sequence[bytes], producer: ProducerKey, transactional_id: str, sequence: int
@@ -149,20 +137,25 @@ class RawKafka:
 
         self._retried(request)
 
-    def end_transaction(self, transactional_id: str, producer: ProducerKey, *, commit: bool) -> None:
+    def _coordinate(self, kind: type, transactional_id: str, producer: ProducerKey, **fields: Any) -> None:
+        """Send a request of `kind` to the coordinator of the transaction."""
+
         def request() -> Any:
             response = self._send(
-                EndTxnRequest(
+                kind(
                     transactional_id=transactional_id,
                     producer_id=producer.producer_id,
                     producer_epoch=producer.epoch,
-                    committed=commit,
                     max_version=3,
+                    **fields,
                 )
             )
             return response, [response.error_code]
 
         self._retried(request)
+
+    def end_transaction(self, transactional_id: str, producer: ProducerKey, *, commit: bool) -> None:
+        self._coordinate(EndTxnRequest, transactional_id, producer, committed=commit)
         self._settle(transactional_id)
 
     def committed_offsets(self, group: str) -> Mapping[Place, int]:

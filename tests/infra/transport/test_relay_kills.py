@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from relays_here import CHUNK, chain_over, manifest_of, new_root, store_version, until, weights
 
@@ -54,12 +55,18 @@ def tier() -> Iterator[Tier]:
     opened.close()
 
 
-def test_successor_of_a_killed_relay_fetches_missing_chunks(tier: Tier) -> None:
-    data = weights(1, 2.0)
+def send_to_three(tier: Tier, seed: int) -> tuple[np.ndarray, WeightVersion]:
+    """Send version 1.1 to three relays; its data and manifest."""
+    data = weights(seed, 2.0)
     manifest = manifest_of("1.1", data)
     store_version(tier.store, manifest, data)
     tier.set_order(0, 1, 2)
     tier.send(manifest)
+    return data, manifest
+
+
+def test_successor_of_a_killed_relay_fetches_missing_chunks(tier: Tier) -> None:
+    data, _ = send_to_three(tier, 1)
     last = tier.relays[2]
     until(lambda: last.status["arrived"] > 4 * CHUNK)
     tier.relays[1].kill()
@@ -70,11 +77,7 @@ def test_successor_of_a_killed_relay_fetches_missing_chunks(tier: Tier) -> None:
 
 
 def test_trainer_pushes_to_the_new_master_after_a_kill(tier: Tier) -> None:
-    data = weights(2, 2.0)
-    manifest = manifest_of("1.1", data)
-    store_version(tier.store, manifest, data)
-    tier.set_order(0, 1, 2)
-    tier.send(manifest)
+    data, manifest = send_to_three(tier, 2)
     middle = tier.relays[1]
     until(lambda: middle.status["arrived"] > 4 * CHUNK)
     tier.relays[0].kill()

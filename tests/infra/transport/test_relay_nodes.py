@@ -9,7 +9,7 @@ import pytest
 from relays_here import CHUNK, Machine, configure, delta_of, machines, manifest_of, store_version, until, weights
 
 from infra.store.chunks import chunk_checksums
-from schemas.records import PolicyVersion, TensorSpec
+from schemas.records import PolicyVersion, TensorSpec, WeightVersion
 
 
 @pytest.mark.parametrize("schedule", ["chain", "tree", "binomial"])
@@ -237,14 +237,20 @@ def test_master_without_the_version_pulls_it_from_a_relay() -> None:
         until(lambda: all(relay.has("1.1") for relay in relays))
 
 
+def store_next(relay: Machine, number: int) -> WeightVersion:
+    """Store version 1.`number` at `relay` without the ones that it no longer needs; its manifest."""
+    data = weights(number)
+    manifest = manifest_of(f"1.{number}", data)
+    store_version(relay.store, manifest, data)
+    relay.store.evict()
+    return manifest
+
+
 def test_store_keeps_its_limit_during_broadcasts() -> None:
     with machines(2, keep=2) as relays:
         manifests = []
         for number in range(1, 6):
-            data = weights(number)
-            manifests.append(manifest_of(f"1.{number}", data))
-            store_version(relays[0].store, manifests[-1], data)
-            relays[0].store.evict()
+            manifests.append(store_next(relays[0], number))
             configure(relays, *manifests)
             until(lambda number=number: relays[1].has(f"1.{number}"))
             assert len(relays[1].store.versions()) <= 2
@@ -347,10 +353,7 @@ def test_broadcast_survives_changes_of_the_chain() -> None:
     with machines(4, rate=3e7) as relays:
         manifests = []
         for number in range(1, 7):
-            data = weights(number)
-            manifests.append(manifest_of(f"1.{number}", data))
-            store_version(relays[0].store, manifests[-1], data)
-            relays[0].store.evict()
+            manifests.append(store_next(relays[0], number))
             order = [0, *(1 + random.permutation(3)).tolist()]
             configure([relays[each] for each in order], *manifests)
             if number < 6:

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 import pytest
-from record_factories import experience, failed, prompt, trajectory, version
+from record_factories import experience, prompt, trajectory, version
 from sharded_buffer_harness import Buffers
 
 from operators.experience.config import Component
@@ -188,9 +188,7 @@ def test_shards_lose_and_repeat_nothing_across_restarts(seed: int) -> None:
         what, one = rng.random(), rng.choice(buffers.shards)
         if what < 0.3 and waiting:
             number, member = waiting.pop()
-            question, under = prompt(number, 3), version(rng.randint(max(0, newest - 3), newest))
-            broken = rng.random() < 0.1
-            buffers.score(experience(failed(question, member) if broken else trajectory(question, member, under=under)))
+            buffers.score_drawn(rng, prompt(number, 3), member, newest - 3, newest)
         elif what < 0.33:
             newest += 1
             buffers.publish(newest)

@@ -356,9 +356,7 @@ def test_restarts_lose_nothing_and_settle_nothing_twice(seed: int) -> None:
         what = rng.random()
         if what < 0.4 and waiting:
             number, member = waiting.pop()
-            question, under = prompt(number, 3), version(rng.randint(max(0, newest - 3), newest))
-            broken = rng.random() < 0.1
-            buffer.score(experience(failed(question, member) if broken else trajectory(question, member, under=under)))
+            buffer.score_drawn(rng, prompt(number, 3), member, newest - 3, newest)
         elif what < 0.45:
             newest += 1
             buffer.publish(newest)

@@ -14,7 +14,7 @@ from apache_beam.io.restriction_trackers import OffsetRange
 from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRestrictionTracker
 from apache_beam.transforms.window import TimestampedValue
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaProducer, TopicPartition
 from shuffling_pipeline import OUTPUT, SOURCE, Shuffle, Shuffler, build, shard
 from unrun_pipelines import unrun_pipeline
 
@@ -23,6 +23,7 @@ from infra.kafka.broker import Broker
 from infra.kafka.log_gaps import LogTruncated
 from infra.kafka.note import last_note, uncommitted_consumer
 from infra.kafka.session import SESSIONS
+from infra.kafka.topic_reader import read_topic
 from infra.runners.options import RunnerName
 from infra.runners.run import run_pipeline
 from infra.runners.stopping import STOPPING
@@ -33,7 +34,7 @@ from operators.io.poll_range import FOREVER, PollTracker
 from operators.io.read_topics import ReadTopics, _PollTopicsFn
 from operators.io.shards import close_shards
 from operators.io.write_transactionally import _CommitFn
-from schemas.codec import decode, encode
+from schemas.codec import encode
 from schemas.records import DeadLetter, Metric
 from schemas.topics import DEAD_LETTERS, RESTORE
 
@@ -60,16 +61,7 @@ def feed(config: ShardConfig, steps: Sequence[int], *garbage: bytes) -> None:
 
 def written(config: ShardConfig, topic: str) -> list[Any]:
     """Every committed record of a topic, in order."""
-    consumer = KafkaConsumer(**config.client.consumer(group_id=None, isolation_level="read_committed"))
-    partition = TopicPartition(topic, 0)
-    consumer.assign([partition])
-    consumer.seek_to_beginning(partition)
-    end, rows = consumer.end_offsets([partition])[partition], []
-    while consumer.position(partition) < end:
-        for records in consumer.poll(timeout_ms=50).values():
-            rows += [row for record in records for row in decode(record.value, record.headers)]
-    consumer.close()
-    return rows
+    return [row for record in read_topic(config.client, topic) for row in record.rows]
 
 
 def steps(config: ShardConfig) -> list[int]:

@@ -59,8 +59,8 @@ def test_sink_commits_outputs_offsets_ledger_and_state_together(sessions: Script
     assert {tuple(state) for *_, state in session.committed} == {("n",)}
 
 
-def hold_in_commit(session: ScriptedSession, sink: ShardSink) -> threading.Event:
-    """Write an emission, and return while it is being committed; commits end once the event is set."""
+def hold_in_commit(session: ScriptedSession, sink: ShardSink, first: Emission) -> threading.Event:
+    """Write emission `first`, and return while it is being committed; commits end once the event is set."""
     under_way, release, commit = threading.Event(), threading.Event(), session.commit
 
     def slow(*arguments: object) -> dict[str, int]:
@@ -69,14 +69,14 @@ def hold_in_commit(session: ScriptedSession, sink: ShardSink) -> threading.Event
         return commit(*arguments)  # type: ignore[arg-type]
 
     session.commit = slow  # type: ignore[method-assign]
-    sink.write(emission(1, 1))
+    sink.write(first)
     assert under_way.wait(10)
     return release
 
 
 def test_sink_commits_waiting_emissions_in_one_transaction(sessions: ScriptedSessions, sink: ShardSink) -> None:
     session = sessions.current = ScriptedSession(1)
-    release = hold_in_commit(session, sink)
+    release = hold_in_commit(session, sink, emission(1, 1))
     for number in (2, 3, 4):
         sink.write(emission(number, number, low=number))
     assert sink.waiting == 3
@@ -111,16 +111,7 @@ def test_sink_splits_large_transactions_between_emissions(
 ) -> None:
     session = sessions.current = ScriptedSession(1)
     monkeypatch.setattr("operators.io.commits.MAX_TRANSACTION_BYTES", 3 * len(encode(metric(1))[0]))
-    under_way, release, commit = threading.Event(), threading.Event(), session.commit
-
-    def slow(*arguments: object) -> dict[str, int]:
-        under_way.set()
-        release.wait(10)
-        return commit(*arguments)  # type: ignore[arg-type]
-
-    session.commit = slow  # type: ignore[method-assign]
-    sink.write(emission(1, 1, 2, 3, 4))
-    under_way.wait(10)
+    release = hold_in_commit(session, sink, emission(1, 1, 2, 3, 4))
     for number in range(2, 8):
         sink.write(emission(number, number, low=number))
     release.set()
@@ -203,7 +194,7 @@ def test_full_sink_blocks_the_step(
 ) -> None:
     monkeypatch.setattr(operators.io.sink, "MAX_OUTPUTS", 4)
     session = sessions.current = ScriptedSession(1)
-    release = hold_in_commit(session, sink)
+    release = hold_in_commit(session, sink, emission(1, 1))
     sink.write(emission(2, 2, 3, 4, 5))
     held = threading.Thread(target=sink.write, args=(emission(3, 6),))
     held.start()

@@ -128,6 +128,15 @@ def with_one_prompt() -> Placement:
     return placement
 
 
+def with_requests(samples: int, **config: Any) -> Placement:
+    """As `with_one_prompt`, with `samples` samples."""
+    placement = Placement(**config)
+    placement.prompts(0, samples=samples)
+    placement.beat(0, placement.publish(0))
+    placement.run()
+    return placement
+
+
 def newest() -> PolicyVersion:
     return version(0)
 

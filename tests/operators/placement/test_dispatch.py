@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from placement_harness import Placement, assigned, cancelled, leases, names
+from placement_harness import Placement, assigned, cancelled, leases, names, newest
 from record_factories import prompt, settled, trajectory, version
 
 from schemas.records import Assignment, PolicyVersion, Trajectory
@@ -139,14 +139,19 @@ def test_admission_takes_whole_groups_while_there_is_room(admitted: int, samples
     assert len(names(placement.run())) == expected
 
 
-def test_admission_frees_batched_work_once_a_version_covers_it() -> None:
+def with_a_batch() -> Placement:
+    """As many trajectories as are admitted, all batched."""
     placement = Placement(admitted=4)
     placement.prompts(*range(9))
-    first = placement.publish(0)
-    placement.beat(0, first, capacity=50)
+    placement.beat(0, placement.publish(0), capacity=50)
     placement.run()
     placement.finish(*(trajectory(prompt(n), m) for n in (0, 1) for m in (0, 1)))
     placement.write(SETTLED, *(settled(f"p{n}.{m}", batch=0) for n in (0, 1) for m in (0, 1)))
+    return placement
+
+
+def test_admission_frees_batched_work_once_a_version_covers_it() -> None:
+    placement = with_a_batch()
     assert names(placement.run()) == []
     placement.beat(0, placement.publish(1, 0), capacity=50)
     assert len(names(placement.run())) == 4
@@ -163,16 +168,10 @@ def test_admission_frees_unbatched_work_at_once(outcome: str) -> None:
 
 
 def test_admission_bound_holds_across_a_restart() -> None:
-    placement = Placement(admitted=4)
-    placement.prompts(*range(9))
-    first = placement.publish(0)
-    placement.beat(0, first, capacity=50)
-    placement.run()
-    placement.finish(*(trajectory(prompt(n), m) for n in (0, 1) for m in (0, 1)))
-    placement.write(SETTLED, *(settled(f"p{n}.{m}", batch=0) for n in (0, 1) for m in (0, 1)))
+    placement = with_a_batch()
     placement.run()
     placement.restart()
-    placement.beat(0, first, capacity=50)
+    placement.beat(0, newest(), capacity=50)
     assert names(placement.run()) == []
     placement.beat(0, placement.publish(1, 0), capacity=50)
     assert len(names(placement.run())) == 4

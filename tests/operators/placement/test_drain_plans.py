@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from placement_harness import Placement
+from placement_harness import Placement, newest, with_requests
 from test_placement_moves import PERIOD_S, of
 
 from schemas.records import RepackPlan
@@ -25,11 +25,7 @@ def test_moves_are_planned_as_soon_as_a_replica_drains() -> None:
 
 
 def test_leader_of_a_group_gives_its_work_away_when_it_drains() -> None:
-    placement = Placement(repack=True)
-    placement.prompts(0, samples=2)
-    first = placement.publish(0)
-    placement.beat(0, first)
-    placement.run()
+    placement, first = with_requests(2, repack=True), newest()
     placement.shard.fold._stages.leads = lambda replica: replica == 0  # type: ignore
     for state, sources in (("running", []), ("draining", [0])):
         placement.beat(0, first, state=state, running=2, kv_used=6)

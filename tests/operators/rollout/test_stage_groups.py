@@ -71,13 +71,17 @@ def test_stages_over_tls_give_the_tokens_of_a_whole_engine(
     assert_all_same(done | finish(made[0]), expected)
 
 
+def halfway(replicas: Replicas, version: Version) -> tuple[list[Replica], Replica, dict[str, Completion]]:
+    """Three stages with requests of which some have finished: the replicas, the leader, and these."""
+    made = three_stages(replicas, version)
+    submit(made[0], mixed(18))
+    return made, made[0], finish(made[0], 4)
+
+
 def test_leader_takes_the_kv_over_when_it_is_whole(
     replicas: Replicas, version: Version, expected: dict[str, Completion], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = three_stages(replicas, version)
-    leader = made[0]
-    submit(leader, mixed(18))
-    done = finish(leader, 4)
+    _, leader, done = halfway(replicas, version)
     runner = leader.engine._own_runner
     monkeypatch.setattr(runner, "prefill", lambda *args: pytest.fail("KV was computed again"))
     leader.whole(version)
@@ -123,10 +127,7 @@ def test_lost_member_costs_only_the_kv_of_its_stage(
 def test_member_that_is_replaced_hands_its_kv_over(
     replicas: Replicas, version: Version, expected: dict[str, Completion], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = three_stages(replicas, version)
-    leader = made[0]
-    submit(leader, mixed(18))
-    done = finish(leader, 4)
+    made, leader, done = halfway(replicas, version)
     with monkeypatch.context() as patched:
         patched.setattr(StagedRunner, "prefill", lambda *args: pytest.fail("KV was computed again"))
         replace_first_member(made, version)
