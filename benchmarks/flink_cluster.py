@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from infra.http_client import get
+from infra.http_client import open_url
 from infra.kafka.broker import HOST, free_port, java_command
 from infra.processes import is_running, spawn
 from infra.runners.flink import java_options, server_jars
@@ -142,7 +142,7 @@ class FlinkCluster:
 
         def ask() -> Any:
             try:
-                with get(f"http://{self.master}{path}", 10.0) as reply:
+                with open_url(f"http://{self.master}{path}", 10.0) as reply:
                     return json.loads(reply.read(_MAX_REPLY))
             except (OSError, ValueError, http.client.HTTPException):
                 return {}

@@ -10,16 +10,6 @@ from http.client import HTTPResponse
 from typing import Any
 
 
-def get(url: str, timeout_s: float) -> HTTPResponse:
-    """The response to a request without a key. As `post_json`."""
-    return _open(url, timeout_s)
-
-
-def patch(url: str, timeout_s: float) -> HTTPResponse:
-    """The response to a request PATCH without a key and a body. As `post_json`."""
-    return _open(url, timeout_s, method="PATCH")
-
-
 def post_json(
     url: str, key: str, body: Mapping[str, Any], timeout_s: float, authority_file: str | None = None
 ) -> HTTPResponse:
@@ -30,7 +20,7 @@ def post_json(
     OSError and http.client.HTTPException.
     """
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
-    return _open(url, timeout_s, json.dumps(body).encode(), headers, authority_file=authority_file)
+    return open_url(url, timeout_s, json.dumps(body).encode(), headers, authority_file=authority_file)
 
 
 def patch_json(
@@ -38,10 +28,10 @@ def patch_json(
 ) -> HTTPResponse:
     """The response to the merge patch `body` (RFC 7386), otherwise as `post_json`."""
     headers = {"authorization": f"Bearer {key}", "content-type": "application/merge-patch+json"}
-    return _open(url, timeout_s, json.dumps(body).encode(), headers, "PATCH", authority_file)
+    return open_url(url, timeout_s, json.dumps(body).encode(), headers, "PATCH", authority_file)
 
 
-def _open(
+def open_url(
     url: str,
     timeout_s: float,
     data: bytes | None = None,
@@ -49,6 +39,7 @@ def _open(
     method: str | None = None,
     authority_file: str | None = None,
 ) -> HTTPResponse:
+    """The response to a request, by default GET without a key. Raises as `post_json`."""
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{url} must begin with http:// or https://")
     opener = urllib.request.OpenerDirector()  # `build_opener` adds redirects, proxies of the environment, files and FTP

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from infra.http_client import get, patch
+from infra.http_client import open_url
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def _jobs(master: str, name: str) -> dict[str, str]:
 def _cancel(master: str, job: str, name: str) -> None:
     log.info("job %s (%s) of the Flink at %s is cancelled", job, name, master)
     try:
-        patch(_url(master, f"/jobs/{job}?mode=cancel"), _REQUEST_S).close()
+        open_url(_url(master, f"/jobs/{job}?mode=cancel"), _REQUEST_S, method="PATCH").close()
     except (OSError, http.client.HTTPException) as error:  # it has ended meanwhile, or will be requested again
         log.info("Flink's response to that: %s", error)
 
@@ -105,7 +105,7 @@ def read_value(master: str, path: str, key: str) -> Any:
     """
     url = _url(master, path)
     try:
-        with get(url, _REQUEST_S) as reply:
+        with open_url(url, _REQUEST_S) as reply:
             return json.loads(reply.read(_MAX_REPLY))[key]
     except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
         raise UnsupportedFlink(
