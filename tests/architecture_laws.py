@@ -45,7 +45,7 @@ VENDORS: dict[str, tuple[str, ...]] = {
     "apache_beam": ("operators/", "pipelines/", "infra/runners/"),
 }
 _SHOWN = tuple(f"pipelines/{folder}/" for folder in ("cli", "run", "present"))
-_BUILDS_ASSIGNMENTS = ("operators/io/repartition.py", "pipelines/simulate/prediction/log_bytes.py")
+_BUILDS_ASSIGNMENTS = ("operators/placement/dispatch.py", "pipelines/simulate/prediction/log_bytes.py")
 """The second one measures the size of a record."""
 PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 _RECORD_TIMES = re.compile(
@@ -239,7 +239,7 @@ def _assignment_law(path: str, tree: ast.Module) -> Iterator[Breach]:
             and _called(node).split(".")[-1] == "Assignment"
             and path not in _BUILDS_ASSIGNMENTS
         ):
-            yield node.lineno, "builds an Assignment; only RepartitionTrajectories does"
+            yield node.lineno, "builds an Assignment; only the dispatcher does, for RepartitionTrajectories"
 
 
 def _clock_law(path: str, tree: ast.Module) -> Iterator[Breach]:

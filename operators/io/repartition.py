@@ -2,7 +2,7 @@
 
 A replica's inbox is one partition. A decision to dispatch, resume or move a trajectory becomes one record in the
 partition of the replica that has to act on it: for a move first its source, which holds the tokens, then the
-destination. Placement decides; the source of a move writes the hand-over. Both use this step, the only one that builds
+destination. Placement decides; the source of a move writes the hand-over. Both use this step, the only one that writes
 an `Assignment`. Requests of agents and a person's drain, which move no trajectory, go to an inbox without it.
 """
 

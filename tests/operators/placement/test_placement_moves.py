@@ -3,17 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from placement_harness import (
-    TIMEOUT_S,
-    Placement,
-    assigned,
-    cancelled,
-    leases,
-    newest,
-    partials,
-    progress,
-    with_requests,
-)
+from placement_harness import TIMEOUT_S, Placement, assigned, cancelled, leases, partials, progress, with_requests
 from record_factories import prompt, trajectory, version
 
 from operators.io.elements import Output
@@ -352,7 +342,7 @@ def test_nothing_moves_without_repack(changes: dict) -> None:
 
 
 def test_draining_replica_gets_no_work_and_gives_what_fits() -> None:
-    placement, first = with_requests(3, repack=False), newest()
+    placement, first = with_requests(3, repack=False), version(0)
     placement.prompts(1)
     placement.beat(0, first, state="draining", running=3, kv_used=9)
     placement.beat(1, first, capacity=2)

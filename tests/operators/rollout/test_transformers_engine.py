@@ -182,7 +182,7 @@ def test_non_finite_logits_fail_one_trajectory() -> None:
         request(9, prompt=20),
     ]  # reuses the failed row; widens its attention
     expected = run(engine(slots=2), others)
-    embedding = it._model.get_input_embeddings().weight
+    embedding = it.model.get_input_embeddings().weight
     one = request(5, prompt=20)
     healthy = embedding.detach().clone()
     embedding.data[int(one.prompt[0])] = torch.nan
