@@ -97,8 +97,13 @@ class WorkerPool(ClosedAtExit):
         except PoolClosed:
             return
         except WorkersUnavailable as error:
-            with self._change:
-                self._failure = error
-                self._change.notify_all()
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001 - whoever waits for this thread must get it
+            self._fail(WorkersUnavailable(f"a worker process failed: {error!r}"))
         finally:
             self._drop(worker)
+
+    def _fail(self, error: WorkersUnavailable) -> None:
+        with self._change:
+            self._failure = error
+            self._change.notify_all()

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from infra.workers.error_text import MAX_TRACE_CHARACTERS
+from infra.workers.pool import WorkersUnavailable
 from infra.workers.process import ProcessEnded, WorkerProcess
 from operators.score.pool import VerifierCall, VerifierPool, VerifierUnavailable
 from operators.score.worker import MAX_REPLY_BYTES
@@ -293,3 +294,14 @@ def test_pool_raises_for_a_reward_that_cannot_be_loaded(tmp_path: Path, source: 
     limits = {"memory_limit_mb": 512, "allow_processes": False}
     with pytest.raises(VerifierUnavailable, match=message):
         VerifierPool({"rewards": rewards, **limits}, 1, 1.0)
+
+
+def test_process_that_cannot_be_started_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is raised in a thread of the pool, for whose result the caller waits."""
+
+    def no_process(*arguments: object) -> None:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr("operators.score.pool.WorkerProcess", no_process)
+    with pytest.raises(WorkersUnavailable, match="too many open files"):
+        VerifierPool({"rewards": []}, 2, 1.0)
