@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,8 +92,10 @@ class Container:
         return int(code)
 
     def kill(self) -> None:
-        """Kill the container."""
+        """Kill the container. Its first process has changed its user, so the end of its parent does not end it."""
         if self._process is not None and is_running(self._process):
+            with suppress(psutil.NoSuchProcess):
+                self.process().kill()
             self._process.kill()
             self._process.wait(30)
 
