@@ -135,6 +135,7 @@ def _value_text(value: Any) -> str:
 
 
 def _setting_text(setting: Mapping[str, str]) -> str:
+    kind, comma, bounds = setting["type"].partition(", ")
     unit = f" in {setting['unit']}" if setting["unit"] else ""
     default = setting["default"] or "none, required"
-    return f"{setting['key']}: {setting['type']}{unit}, default {default}\n    {setting['about']}"
+    return f"{setting['key']}: {kind}{unit}{comma}{bounds}, default {default}\n    {setting['about']}"

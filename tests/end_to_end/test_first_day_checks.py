@@ -180,7 +180,7 @@ def test_user_code_that_hangs_is_named_after_the_time_out(shell: Shell) -> None:
     assert "Slow fails at its reset on the first prompt: " in answer.text
     assert "took longer than 1 s" in answer.text
     explained = shell("config", "--explain", "run.check_timeout_s")
-    assert "run.check_timeout_s: number in seconds, default 30" in explained.text
+    assert "run.check_timeout_s: number in seconds, at least 0 and finite, default 30" in explained.text
 
 
 def test_tokenizer_that_is_damaged_is_named(shell: Shell) -> None:
