@@ -18,6 +18,7 @@ from kafka.errors import KafkaError
 
 from infra.closing import ClosedAtExit
 from infra.kafka.admin import admin_client
+from infra.kafka.client_patches import position_in
 from infra.kafka.consumers import new_consumer
 from infra.kafka.lag import list_groups
 from infra.kafka.properties import ClientProperties
@@ -148,7 +149,7 @@ class Observer(ClosedAtExit):
     def _position(self, where: TopicPartition) -> int:
         """The next offset to read; the last known one while no broker responds."""
         try:
-            position = self._consumer.position(where, timeout_ms=ANSWER_MS)
+            position = position_in(self._consumer, where, ANSWER_MS)
         except KafkaError as error:
             log.debug("cannot request the position in %s: %r", where, error)
             position = None

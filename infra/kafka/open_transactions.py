@@ -113,7 +113,8 @@ def write_marker(admin: Any, transaction: OpenTransaction) -> None:
 
 def _opened(place: TopicPartition, producer: Any, name: str | None, known: Any) -> OpenTransaction:
     return OpenTransaction(
-        *(place.topic, place.partition),
+        topic=place.topic,
+        partition=place.partition,
         first=producer.current_transaction_start_offset,
         producer_id=producer.producer_id,
         epoch=producer.producer_epoch,

@@ -98,7 +98,7 @@ class WorkerPool(ClosedAtExit):
             return
         except WorkersUnavailable as error:
             self._fail(error)
-        except Exception as error:  # noqa: BLE001 - whoever waits for this thread must get it
+        except Exception as error:  # noqa: BLE001 - else callers wait for this thread for ever
             self._fail(WorkersUnavailable(f"a worker process failed: {error!r}"))
         finally:
             self._drop(worker)

@@ -157,13 +157,6 @@ class EpisodeTable:
             if order.trajectory_id in self._episodes:
                 self._request(order)
 
-    def _has_announced(self, record: object) -> bool:
-        """Whether `record` is a request of this gateway, which nobody waits to see in the log."""
-        if not isinstance(record, TurnRequest) or (episode := self._episodes.get(record.trajectory_id)) is None:
-            return False
-        pending = episode.pending
-        return pending is not None and (pending.turn_id, pending.lease) == (record.turn_id, record.lease)
-
     # -- folding ------------------------------------------------------------------------------------------------------
 
     def fold(self, records: Sequence[ReceivedRecord]) -> None:
@@ -176,11 +169,11 @@ class EpisodeTable:
                 match record:
                     case Assignment() if record.prompt.environment == AGENT:
                         self._assign(received, record)
-                    case Progress() | TurnRequest() | TurnEnded():
-                        known = self._has_announced(record)
+                    case TurnRequest() if self._is_pending(record):  # announced here: nobody waits to see it in the log
                         self._play(received, record)
-                        if known:
-                            continue
+                        continue
+                    case Progress() | TurnRequest() | TurnEnded():
+                        self._play(received, record)
                     case Trajectory():
                         self._finish(received, record)
                     case _:
@@ -231,6 +224,12 @@ class EpisodeTable:
         _, records = self._early.pop(name, (0, ()))
         for early in records:
             self._play(early, early.record)
+
+    def _is_pending(self, record: TurnRequest) -> bool:
+        """Whether the response to this order is being generated, as far as is known."""
+        episode = self._episodes.get(record.trajectory_id)
+        pending = None if episode is None else episode.pending
+        return pending is not None and (pending.turn_id, pending.lease) == (record.turn_id, record.lease)
 
     def _start_lease(self, name: str, episode: OpenEpisode, record: Assignment) -> None:
         partial = None if record.partial is None else PooledPartial(record.partial, record.version_spans)

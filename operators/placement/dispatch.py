@@ -310,11 +310,12 @@ class Dispatcher:
         named = work.prompt.policy_version or (None if partial is None or interrupts else partial.version)
         versions = [each for each in (replica.version, tracking.newest) if each is not None]
         assignment = Assignment(
-            work.prompt,
-            work.member,
-            lease,
-            owned.work.attempt,
-            *owner,
+            prompt=work.prompt,
+            member=work.member,
+            lease=lease,
+            attempt=owned.work.attempt,
+            replica=owner.replica,
+            incarnation=owner.incarnation,
             policy_version=named,
             partial=None if partial is None else partial.response,
             assigned_at=self._now(),

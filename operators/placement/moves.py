@@ -259,7 +259,16 @@ class MoveCoordinator:
                 self._tracking.cancels.add(each.destination, name, 0)
         until = clock + self._config.heartbeat_timeout_s
         self._released.append(_ReleasedMove(each.source, each.destination, names, until))
-        return Moved(Release(each.plan_id, names, leases, *each.destination, *each.source), each.reason)
+        release = Release(
+            plan_id=each.plan_id,
+            trajectory_ids=names,
+            leases=leases,
+            destination=each.destination.replica,
+            destination_incarnation=each.destination.incarnation,
+            replica=each.source.replica,
+            incarnation=each.source.incarnation,
+        )
+        return Moved(release, each.reason)
 
     def _is_at(self, name: str, owner: Owner) -> bool:
         owned = self._tracking.table.owned(name)

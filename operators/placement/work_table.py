@@ -234,7 +234,12 @@ def failed_trajectory(owned: Owned, reason: str, newest: PolicyVersion | None, n
     """The failed Trajectory that placement writes for work that nobody will generate, so that its group completes."""
     work = owned.work
     return Trajectory(
-        *(work.prompt, work.member, work.lease, work.attempt, owned.replica, owned.incarnation),
+        prompt=work.prompt,
+        member=work.member,
+        lease=work.lease,
+        attempt=work.attempt,
+        replica=owned.replica,
+        incarnation=owned.incarnation,
         response=Response(token_ids([]), floats([]), flags([])),
         text="",
         version_spans=(),

@@ -168,8 +168,17 @@ def replica_status(
 ) -> ReplicaStatus:
     """The heartbeat record of a replica."""
     return ReplicaStatus(
-        *(replica, process, incarnation, state, version),
-        *(load.running, load.waiting, load.capacity, load.kv_used, load.kv_capacity, load.tokens_generated),
+        replica=replica,
+        process=process,
+        incarnation=incarnation,
+        state=state,
+        policy_version=version,
+        running=load.running,
+        waiting=load.waiting,
+        capacity=load.capacity,
+        kv_used=load.kv_used,
+        kv_capacity=load.kv_capacity,
+        tokens_generated=load.tokens_generated,
         step_seconds=step_seconds,
         host=machine_name(),
         pid=os.getpid(),

@@ -62,7 +62,11 @@ class RunningRequest:
         a, count = self.assignment, len(gained.token_ids)
         spans = self.spans_of(self.reported + count, version) if version is not None else self.spans
         return Progress(
-            *(a.trajectory_id, a.lease, a.attempt, a.replica, a.incarnation),
+            trajectory_id=a.trajectory_id,
+            lease=a.lease,
+            attempt=a.attempt,
+            replica=a.replica,
+            incarnation=a.incarnation,
             start=self.reported,
             gained=response_of(gained),
             version_spans=_spans_from(spans, self.reported),
@@ -74,7 +78,18 @@ class RunningRequest:
     def turn_ended(self, ended: EndedTurn, now: int) -> TurnEnded:
         """The record of a finished turn."""
         a = self.assignment
-        return TurnEnded(a.trajectory_id, a.lease, a.replica, a.incarnation, *ended[1:], written_at=now)
+        return TurnEnded(
+            trajectory_id=a.trajectory_id,
+            lease=a.lease,
+            replica=a.replica,
+            incarnation=a.incarnation,
+            turn_id=ended.turn_id,
+            start=ended.start,
+            stop=ended.stop,
+            finish_reason=ended.finish_reason,
+            error=ended.error,
+            written_at=now,
+        )
 
     def handed_over(
         self,
@@ -124,7 +139,12 @@ class RunningRequest:
             spans = _spans_at(self.spans_of(int(positions.max(initial=-1)) + 1, version), positions)
         reason: FinishReason = completion.finish_reason  # type: ignore[assignment]
         return Trajectory(
-            *(prompt, a.member, a.lease, a.attempt, a.replica, a.incarnation),
+            prompt=prompt,
+            member=a.member,
+            lease=a.lease,
+            attempt=a.attempt,
+            replica=a.replica,
+            incarnation=a.incarnation,
             response=response_of(generated),
             text=decode(_newest_conversation(completion)) if completion.text is None else completion.text,
             version_spans=spans,

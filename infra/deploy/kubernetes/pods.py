@@ -81,7 +81,7 @@ def template(plan: DeploymentPlan, role: str, spec: dict[str, Any], *, weights: 
 def command_pod(
     plan: DeploymentPlan, name: str, command: Sequence[str], *users: str, volume: VolumeUse = "none"
 ) -> dict[str, Any]:
-    """The pod of a command that connects to Kafka as each of `users`, and needs nothing else."""
+    """The pod of a command that connects to Kafka as each of `users`; `volume` is its use of the run's volume."""
     unit = Unit(name, volume=volume)
     container = {
         "name": name,
@@ -113,7 +113,7 @@ def worker_pool_pod(plan: DeploymentPlan) -> dict[str, Any]:
 
 
 def submitter_pod(plan: DeploymentPlan, master: str) -> dict[str, Any]:
-    """The pod that submits the data plane to the Flink at `master`, and again whenever its job is lost."""
+    """The pod that submits the data plane to the Flink at `master`; it ends when the job is lost."""
     where = [f"--flink_master={master}", "--environment_type=EXTERNAL", f"--environment_config=localhost:{POOL_PORT}"]
     command = ["laminar", "submit", DATA_PLANE, CONFIG, "--runner", "flink", "--", *where]
     pod = _data_plane_pod(plan, DATA_PLANE, command)

@@ -16,6 +16,8 @@ from infra.deploy.kubernetes.pods import command_pod, role_pod
 from infra.deploy.kubernetes.secrets import ADMIN
 from infra.deploy.plan import CONFIG, METRICS_PORT, PEOPLE, DeploymentPlan, Unit
 
+SINGLE = {"replicas": 1, "revisionHistoryLimit": 3, "strategy": {"type": "Recreate"}}
+"""Of a Deployment whose second process would fence, or cancel, the first."""
 _KINDS = {"single": "Deployment", "indexed": "StatefulSet", "machine": "DaemonSet"}
 
 
@@ -79,8 +81,7 @@ def _workload(plan: DeploymentPlan, unit: Unit) -> dict[str, Any]:
     }
     match unit.placement:
         case "single":
-            # Recreate: a second process would fence the first.
-            spec = {"replicas": 1, "revisionHistoryLimit": 3, "strategy": {"type": "Recreate"}, **spec}
+            spec |= SINGLE
         case "indexed":
             spec = {"replicas": unit.count, "serviceName": name, "podManagementPolicy": "Parallel", **spec}
         case "machine":

@@ -105,6 +105,9 @@ class EnvironmentPool(WorkerPool):
             except PoolClosed:
                 job.done.set_exception(EnvironmentFailed("the environment was closed"))
                 return
+            except Exception as error:  # noqa: BLE001 - else the episode waits for ever
+                self._drop(worker)
+                job.done.set_exception(EnvironmentFailed(f"its worker process failed: {error!r}"))
 
     def _next(self, worker: int) -> _EpisodeJob | None:
         """The next job for this worker: of an episode that its process has, else that no process has, else any."""

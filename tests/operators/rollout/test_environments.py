@@ -94,6 +94,19 @@ def test_pool_fails_the_episode_of_a_faulty_environment(how: str, why: str) -> N
         pool.close()
 
 
+def test_process_that_cannot_be_started_fails_its_episode(open_pool: OpenPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither this episode nor the next one may wait for ever."""
+
+    def no_process(*arguments: object) -> None:
+        raise OSError("too many open files")
+
+    pool = open_pool("Faulty", options={"how": "kills itself"})
+    monkeypatch.setattr("operators.rollout.environments.pool.WorkerProcess", no_process)
+    for name in ("a", "b"):
+        with pytest.raises(EnvironmentFailed, match="too many open files"):
+            play(pool, name, "text")
+
+
 def test_pool_replays_an_episode_after_its_process_died(open_pool: OpenPool, tmp_path: Path) -> None:
     pool = open_pool("DiesOnce")
     prompt = PROMPT | {"reference": {"file": str(tmp_path / "died")}}
