@@ -81,7 +81,7 @@ def _workload(plan: DeploymentPlan, unit: Unit) -> dict[str, Any]:
     }
     match unit.placement:
         case "single":
-            spec |= SINGLE
+            spec = {**SINGLE, **spec}
         case "indexed":
             spec = {"replicas": unit.count, "serviceName": name, "podManagementPolicy": "Parallel", **spec}
         case "machine":
