@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # Keep bytecode, whatever the shell says: without it every process compiles Beam and torch, which takes half a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install check docs run test lint types pytest prism flink-test soak green requirements sbom clean image \
+.PHONY: help install check docs run test lint types pytest prism flink-test soak green generated requirements sbom clean image \
 	vllm-test environments-test install-test exports-test agents-test cgroup-test object-store-test verl-vectors \
 	benchmark-end-to-end gpu-check
 
@@ -25,7 +25,11 @@ run: $(READY)  ## a whole run on this machine: CONFIG=file, ARGS="--set key=valu
 test: lint types pytest  ## lint, types and every test against a real Kafka broker
 
 # The inner loop. The rest of the tests start brokers or whole runs.
-FAST := tests/test_architecture.py tests/test_documents.py tests/soak/test_mutants.py::test_removed_fixes_apply_and_have_a_test tests/schemas tests/operators/placement tests/pipelines/test_config.py
+FAST = tests/test_architecture.py tests/test_documents.py tests/soak/test_mutants.py::test_removed_fixes_apply_and_have_a_test \
+	tests/schemas tests/operators/placement tests/pipelines/test_config.py $(GENERATED)
+# What `make generated` writes.
+GENERATED := tests/pipelines/test_config_reference.py tests/pipelines/cli/test_command_line.py tests/pipelines/cli/test_topic_table.py \
+	tests/pipelines/run/deploy/test_deployment_files.py tests/pipelines/run/submission/test_drawings.py
 check: lint types  ## lint, types, laws and fast tests, below a minute
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(FAST) $(ARGS)
 
@@ -182,6 +186,14 @@ benchmark-end-to-end: trl-env | $(READY)  ## the comparison with TRL
 # In 8 minutes at most. `python -m benchmarks.gpu` does the same where only torch and transformers are installed.
 gpu-check: $(READY)  ## figures of one GPU: engine, learner, publication; ARGS="--device cpu" tests the command
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
+
+generated: $(READY)  ## write everything again that is generated: references, tables, drawings, deployment files
+	$(BIN)/python -m pipelines.cli.reference > docs/cli.md
+	$(BIN)/python -m pipelines.config_reference > docs/configuration.md
+	$(BIN)/python -m pipelines.present.topic_table docs/topics.md
+	$(BIN)/python -m pipelines.present.view.grafana > infra/deploy/grafana.json
+	$(BIN)/python -m pipelines.run.submission.drawings docs/drawings
+	$(BIN)/laminar deploy examples/deployed.toml infra/deploy/files
 
 # The site of docs/, with every link checked.
 docs: .venv-docs/.ready  ## build the documents as a site in build/site

@@ -1,10 +1,12 @@
-"""The topic tables of the documents, generated from the catalogue by `python -m pipelines.present.topic_table`."""
+"""The topic tables of docs/topics.md, from the catalogue: `python -m pipelines.present.topic_table docs/topics.md`."""
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
-from infra.escaping import print_escaped
 from pipelines.restart_reads import OBSERVERS, READS
 from pipelines.trim.plan import OF_RESTARTS, OF_TRAJECTORIES
 from schemas.topics import CATALOGUE, PREFIX, RELAY, Retention, Topic
@@ -95,5 +97,14 @@ def _writers_row(topic: Topic) -> tuple[str, ...]:
     return f"`{topic.short_name}`", ", ".join(topic.producers), kind, topic.if_a_writer_dies
 
 
+def main() -> None:
+    """Replace every marked table of the file in the first argument."""
+    file = Path(sys.argv[1])
+    text = file.read_text(encoding="utf-8")
+    for name in TABLES:
+        text = re.sub(rf"<!-- {name} -->.*?<!-- /{name} -->", lambda _, name=name: marked(name), text, flags=re.DOTALL)
+    file.write_text(text, encoding="utf-8")
+
+
 if __name__ == "__main__":
-    print_escaped("\n\n".join(map(marked, TABLES)))
+    main()

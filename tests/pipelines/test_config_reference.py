@@ -17,7 +17,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))
 
 def test_reference_page_is_up_to_date() -> None:
     page = ROOT / "docs" / "configuration.md"
-    message = "out of date: run `python -m pipelines.config_reference > docs/configuration.md`"
+    message = "out of date: `make generated`"
     assert page.read_text(encoding="utf-8") == reference(), message
 
 

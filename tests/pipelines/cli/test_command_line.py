@@ -35,7 +35,7 @@ def test_help_takes_no_brackets_for_markup() -> None:
 
 def test_cli_reference_matches_every_help_text() -> None:
     written = (Path(__file__).parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
-    assert written == reference(), "out of date: run `python -m pipelines.cli.reference > docs/cli.md`"
+    assert written == reference(), "out of date: `make generated`"
 
 
 @pytest.mark.parametrize(

@@ -37,4 +37,4 @@ def test_heartbeat_topic_is_not_transactional() -> None:
 @pytest.mark.parametrize("name", TABLES)
 def test_documents_contain_current_tables(name: str) -> None:
     text = (ROOT / "docs" / "topics.md").read_text(encoding="utf-8")
-    assert marked(name) in text, "out of date: insert the output of `python -m pipelines.present.topic_table`"
+    assert marked(name) in text, "out of date: `make generated`"

@@ -164,9 +164,7 @@ def test_grafana_dashboard_uses_existing_metrics(state: RunState) -> None:
         for expression, _ in panel.queries:
             assert set(re.findall(r"laminar_\w+", expression)) <= names, panel.title
     written = json.loads((DEPLOY / "grafana.json").read_text(encoding="utf-8"))
-    assert written == dashboard(), (
-        "out of date: run `python -m pipelines.present.view.grafana > infra/deploy/grafana.json`"
-    )
+    assert written == dashboard(), "out of date: `make generated`"
 
 
 def test_state_to_json(state: RunState) -> None:

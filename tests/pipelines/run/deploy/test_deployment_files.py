@@ -45,7 +45,7 @@ def indexed(name: str) -> str:
 @pytest.mark.parametrize("name", FILES)
 def test_deployment_files_in_the_repository_are_current(name: str) -> None:
     text = (ROOT / "infra" / "deploy" / "files" / name).read_text()
-    assert text == FILES[name], f"out of date: run `laminar deploy {EXAMPLE} infra/deploy/files`"
+    assert text == FILES[name], "out of date: `make generated`"
 
 
 def test_deployment_folder_has_no_other_files() -> None:

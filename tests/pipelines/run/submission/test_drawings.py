@@ -23,7 +23,7 @@ def drawn() -> dict[str, str]:
 
 def test_documents_have_the_drawings_of_the_present_graphs(drawn: dict[str, str]) -> None:
     found = {file.name: file.read_text(encoding="utf-8") for file in FOLDER.glob("*.svg")}
-    assert found == drawn, "run: python -m pipelines.run.submission.drawings docs/drawings"
+    assert found == drawn, "out of date: `make generated`"
 
 
 def test_cycle_has_every_role_with_its_steps(drawn: dict[str, str]) -> None:
