@@ -20,7 +20,7 @@ from infra.kafka.broker import Broker
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import partition_ranges
-from infra.kafka.session import SESSIONS
+from infra.kafka.sessions import SESSIONS
 from infra.kafka.topic_reader import read_topic
 from infra.runners.run import run_pipeline
 from infra.runners.stopping import STOPPING

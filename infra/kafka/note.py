@@ -59,6 +59,11 @@ class Note:
             raise ValueError(f"a commit note of {len(text)} bytes is over {MAX_NOTE_BYTES}: give the role more shards")
         return text
 
+    def reached(self) -> dict[str, int]:
+        """The offsets, by partition, up to which it says that logs have been written."""
+        own = {place: offset + 1 for place, offset in self.written.items()}
+        return {**self.offsets, **{place: max(end, self.offsets.get(place, 0)) for place, end in own.items()}}
+
     def follows(self, before: Note) -> bool:
         """Whether it can be a later note of the group than `before`; a new layout repeats start and commit."""
         return (before.start, before.commit) <= (self.start, self.commit) and (

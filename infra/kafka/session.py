@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -37,6 +37,7 @@ from infra.kafka.group_progress import GroupProgress
 from infra.kafka.ledger_reader import read_committed
 from infra.kafka.log_gaps import check_position, check_topics, check_written, log_truncated, note_missing, traces_of
 from infra.kafka.note import Note, last_note, name_of, place_of
+from infra.kafka.present_leaders import LEADER_S, check_present, write_aborted
 from infra.kafka.session_config import Input, Offsets, Partition, SessionConfig
 from infra.kafka.shard_layout import check_layout
 from schemas.codec import encode
@@ -132,12 +133,19 @@ class Session:
         try:
             polled = self._consumer.poll(timeout_ms=math.ceil(timeout_s * 1000))
         except OffsetOutOfRangeError as error:
-            if (note := self._last_note()) is not None and note.start > self.start:  # a trim follows the owner alone
-                raise self._lose(Fenced, f"start {note.start} owns it, and the log was trimmed") from error
-            raise log_truncated(self.config.group, str(error)) from error
+            raise self._out_of_range(error) from error
         except KafkaError as error:
             raise self._give_up(error) from error
         return [record for records in polled.values() for record in records]
+
+    def _out_of_range(self, error: OffsetOutOfRangeError) -> Exception:
+        if (note := self._last_note()) is not None and note.start > self.start:  # a trim follows the owner alone
+            return self._lose(Fenced, f"start {note.start} owns it, and the log was trimmed")
+        asked: dict[TopicPartition, int] = error.args[0]
+        begins, ends = self._bounds(list(asked), {name_of(place): offset for place, offset in asked.items()})
+        if all(begins[place] <= offset <= ends[place] for place, offset in asked.items()):
+            return self._lose(SessionLost, f"a broker that does not lead a partition any more has answered: {error!r}")
+        return log_truncated(self.config.group, str(error))
 
     def check_inputs(self) -> None:
         """Raise SessionLost if an input's topic was deleted: it asks Kafka only if the consumer's metadata lack it."""
@@ -305,15 +313,17 @@ class Session:
 
     def _restore(self) -> None:
         config, consumer, assigned = self.config, self._consumer, self._assigned
-        ledger = [TopicPartition(*p) for p in config.ledger]
+        restore, ledger = TopicPartition(*config.restore), [TopicPartition(*p) for p in config.ledger]
+        written = write_aborted(self._producer, config.group, [restore])
         with self._observer() as observer:
-            note = last_note(observer, TopicPartition(*config.restore), config.group)
+            check_present(observer.end_offsets([restore]), written)
+            note = last_note(observer, restore, config.group)
             check_layout(observer, config, note)
-            places = list(dict.fromkeys([*ledger, *assigned, *(TopicPartition(*p) for p in config.owned)]))
-            check_topics(observer, places)
-            begins = observer.beginning_offsets(places) if places else {}
-            # The ends include open transactions: own records may follow one.
-            ends = observer.end_offsets(places) if places else {}
+        if note is not None and ledger:
+            written |= write_aborted(self._producer, config.group, ledger)
+        places = list(dict.fromkeys([*ledger, *assigned, *(TopicPartition(*p) for p in config.owned)]))
+        begins, ends = self._bounds(places, {} if note is None else note.reached())
+        check_present(ends, {tp: offset for tp, offset in written.items() if tp in ends})
         if note is None:
             self._check_first_start(traces_of(config, begins, ends, self._clients.committed(config.group)))
         self._outputs.update(note.written if note is not None else ())
@@ -351,6 +361,23 @@ class Session:
         offsets = {Partition(*tp): positions[Partition(*tp)] for tp, i in self._inputs() if i.start == "committed"}
         self.commit([], offsets, {name_of(tp): floor for tp, floor in floors.items()}, self.note.state)
 
+    def _bounds(
+        self, places: Sequence[TopicPartition], reached: Mapping[str, int]
+    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+        """The first offsets of partitions and their ends, open transactions included: own records may follow one.
+
+        An end before one in `reached` is asked for again, of another broker if possible, for LEADER_S.
+        """
+        deadline = self._clients.monotonic() + LEADER_S
+        while True:
+            with self._observer() as observer:
+                check_topics(observer, places)
+                begins = observer.beginning_offsets(places) if places else {}
+                ends = observer.end_offsets(places) if places else {}
+            if self._clients.monotonic() > deadline or all(ends[tp] >= reached.get(name_of(tp), 0) for tp in places):
+                return begins, ends
+            self._clients.sleep(0.5)
+
     def _check_not_own(self, record: ConsumerRecord) -> None:
         """Raise NoteMissing if this shard, which has no note, has written `record` of its ledger."""
         if self.config.has_written(record.key):
@@ -367,34 +394,3 @@ class Session:
 
     def _inputs(self) -> list[tuple[TopicPartition, Input]]:
         return [(TopicPartition(i.topic, p), i) for i in self.config.inputs for p in i.partitions]
-
-
-class Sessions:
-    """The sessions of one process, by group. The source opens one, the sink of the same shard uses it.
-
-    `clients` makes what a session connects with; by default it connects to Kafka.
-    """
-
-    def __init__(self, clients: Callable[[SessionConfig], SessionClients] | None = None) -> None:
-        self._open: dict[str, Session] = {}
-        self._clients = clients
-
-    def open(self, config: SessionConfig) -> Session:
-        """Open a session for `config.group`, after closing the last one. Raises SessionLost if Kafka is unavailable."""
-        self.close(config.group, patience_s=config.transaction_timeout_s)
-        session = self._open[config.group] = Session(config, None if self._clients is None else self._clients(config))
-        return session
-
-    def get(self, group: str) -> Session | None:
-        """The session of `group` in this process; None before the first."""
-        return self._open.get(group)
-
-    def close(self, group: str, patience_s: float = 1.0) -> None:
-        """Close the session of `group`, if there is one."""
-        session = self._open.pop(group, None)
-        if session is not None:
-            session.close(patience_s)
-
-
-SESSIONS = Sessions()
-"""The sessions of this process."""

@@ -16,6 +16,7 @@ from infra.kafka.simulated_consumer import CommitSignals, SimulatedConsumer, Sim
 from infra.kafka.simulated_producer import EncodeForRelease, SimulatedPlainProducer, SimulatedProducer, as_it_is, resend
 from infra.simulation.cluster import Place, SimulatedCluster
 from infra.simulation.network import SimulatedConnection
+from infra.simulation.partition import PartitionLog
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class SimulatedClients:
         return SimulatedObserver(self.cluster, self.connection, self.signals)
 
     def committed(self, group: str) -> Mapping[TopicPartition, int]:
-        offsets = resend(self.connection, "OffsetFetch", lambda: self.cluster.committed_offsets(group))
+        offsets = resend(self.connection, "OffsetFetch", lambda: self.cluster.committed_offsets(group), reads=[group])
         return {TopicPartition(*place): offset for place, offset in offsets.items()}
 
     def check_own_transactions(self, group: str, producer_id: int, places: Collection[TopicPartition]) -> None:
@@ -54,7 +55,8 @@ class SimulatedClients:
         found = resend(
             self.connection,
             "DescribeProducers",
-            lambda: [place for place in asked if producer_id in self.cluster.log(place).open_producers()],
+            lambda: [place for place in asked if producer_id in self._log(place).open_producers()],
+            reads=asked,
         )
         if found:
             raise KafkaTimeoutError(f"an earlier transaction of {group} is still open in {found}")
@@ -84,7 +86,8 @@ class SimulatedClients:
             return resend(
                 self.connection,
                 "ListOffsets",
-                lambda: {Partition(*place): self.cluster.log(place).end for place in places},
+                lambda: {Partition(*place): self._log(place).end for place in places},
+                reads=places,
             )
         except KafkaTimeoutError as error:
             raise EndsUnknown(repr(error)) from error
@@ -93,10 +96,17 @@ class SimulatedClients:
         """The records of `topic` that `group` has not committed, see `lag.Backlog`."""
         if self.problem() is not None:
             return None
-        logs = {place: self.cluster.log(place) for place in self._places([topic])}
+        places = self._places([topic])
         try:
-            committed = resend(self.connection, "OffsetFetch", lambda: self.cluster.committed_offsets(group))
-            ends = resend(self.connection, "ListOffsets", lambda: {each: log.stable_end for each, log in logs.items()})
+            committed = resend(
+                self.connection, "OffsetFetch", lambda: self.cluster.committed_offsets(group), reads=[group]
+            )
+            ends = resend(
+                self.connection,
+                "ListOffsets",
+                lambda: {each: self._log(each).stable_end for each in places},
+                reads=places,
+            )
         except KafkaTimeoutError:
             return None
         return sum(end - committed.get(place, 0) for place, end in ends.items())
@@ -112,6 +122,9 @@ class SimulatedClients:
 
     def sleep(self, seconds: float) -> None:
         self.connection.process.sleep(seconds)
+
+    def _log(self, place: Place) -> PartitionLog:
+        return self.connection.network.brokers.log(self.connection.process.name, place)
 
     def _places(self, topics: Sequence[str]) -> list[Place]:
         return [Place(topic, partition) for topic in topics for partition in self.cluster.partitions_of(topic)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from kafka import TopicPartition
@@ -12,6 +13,7 @@ from infra.kafka.record_batches import Marker, RecordBatch
 from infra.kafka.simulated_producer import resend
 from infra.simulation.cluster import Place, SimulatedCluster
 from infra.simulation.network import SimulatedConnection
+from infra.simulation.partition import PartitionLog
 from infra.simulation.scheduler import EventScheduler, Signal
 
 MAX_FAILING_S = 3.0
@@ -75,8 +77,8 @@ class SimulatedConsumer:
         self.seek(place, self.beginning_offsets([place])[place])
 
     def seek_to_end(self, place: TopicPartition) -> None:
-        log = self._cluster.log(Place(*place))
-        self.seek(place, self._ask("ListOffsets", lambda: log.stable_end if self.committed else log.end))
+        of = attrgetter("stable_end" if self.committed else "end")
+        self.seek(place, self._ask([place], of)[place])
 
     def position(self, place: TopicPartition, timeout_ms: int | None = None) -> int:
         return self._positions[Place(*place)]
@@ -85,12 +87,10 @@ class SimulatedConsumer:
         return self._highwater.get(Place(*place))
 
     def beginning_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        asked = list(places)
-        return self._ask("ListOffsets", lambda: {tp: self._cluster.log(Place(*tp)).begin for tp in asked})
+        return self._ask(places, attrgetter("begin"))
 
     def end_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        asked = list(places)
-        return self._ask("ListOffsets", lambda: {tp: self._cluster.log(Place(*tp)).end for tp in asked})
+        return self._ask(places, attrgetter("end"))
 
     def poll(self, timeout_ms: int = 0) -> dict[TopicPartition, list[Any]]:
         """The next records; empty after `timeout_ms`. Raises OffsetOutOfRangeError."""
@@ -115,7 +115,7 @@ class SimulatedConsumer:
         places = [
             place
             for place in self._positions
-            if self._positions[place] < self._end(place) and place not in self._failing
+            if self._answers(place) and self._positions[place] < self._end(place) and place not in self._failing
         ]
         partial = len(places) > 0 and self._draws.random() < 0.25
         if partial:
@@ -137,17 +137,20 @@ class SimulatedConsumer:
             if failing and network.trace is not None:
                 network.trace(name, f"Fetch of {len(failing)} partitions", fault)
 
+    def _answers(self, place: Place) -> bool:
+        return self._connection.network.brokers.answer(self._connection.process.name, [place])
+
     def _end(self, place: Place) -> int:
-        log = self._cluster.log(place)
+        log = self._log(place)
         if not log.begin <= self._positions[place] <= log.end:
-            raise OffsetOutOfRangeError(f"{place} at {self._positions[place]}: it has {log.begin} to {log.end}")
+            raise OffsetOutOfRangeError({TopicPartition(*place): self._positions[place]})
         self._highwater[place] = log.end
         return log.stable_end if self.committed else log.end
 
     def _records(self, place: Place, most: int) -> Iterator[Any]:
         """The next records, at most about `most`; moves the position past them and the markers after them."""
         position, count = self._positions[place], 0
-        for batch in self._cluster.log(place).batches(position, committed=self.committed):
+        for batch in self._log(place).batches(position, committed=self.committed):
             if count >= most:
                 self._positions[place] = batch.base
                 return
@@ -159,8 +162,17 @@ class SimulatedConsumer:
                     )
         self._positions[place] = self._end(place)
 
-    def _ask(self, request: str, execute: Any) -> Any:
-        return resend(self._connection, request, execute)
+    def _ask(self, places: Iterable[TopicPartition], of: Callable[[Any], int]) -> dict[TopicPartition, int]:
+        asked = [Place(*place) for place in places]
+        return resend(
+            self._connection,
+            "ListOffsets",
+            lambda: {TopicPartition(*place): of(self._log(place)) for place in asked},
+            reads=asked,
+        )
+
+    def _log(self, place: Place) -> PartitionLog:
+        return self._connection.network.brokers.log(self._connection.process.name, place)
 
 
 def record_batch(partition: int, batch: Any) -> RecordBatch:
@@ -182,7 +194,7 @@ class SimulatedObserver(SimulatedConsumer):
     committed = False
 
     def _records(self, place: Place, most: int) -> Iterator[Any]:
-        for batch in self._cluster.log(place).batches(self._positions[place], committed=False):
+        for batch in self._log(place).batches(self._positions[place], committed=False):
             if batch.commits is not None:
                 yield _Held(Marker(_producer_id(batch), batch.commits))
             elif batch.records:

@@ -24,6 +24,7 @@ from kafka.partitioner import DefaultPartitioner
 
 from infra.kafka.producer import DeliveryFailed
 from infra.kafka.transactions import TransactionInDoubt, TransactionTooSlow
+from infra.simulation.brokers import Led
 from infra.simulation.cluster import Place, SimulatedCluster
 from infra.simulation.errors import (
     BrokerError,
@@ -115,13 +116,20 @@ def place_of(cluster: SimulatedCluster, topic: str, key: bytes | None, partition
     return Place(topic, partition)
 
 
-def resend(connection: SimulatedConnection, request: str, execute: Callable[[], _Result]) -> _Result:
+def resend(
+    connection: SimulatedConnection,
+    request: str,
+    execute: Callable[[], _Result],
+    *,
+    writes: Led | None = None,
+    reads: Iterable[Led] = (),
+) -> _Result:
     """Send a request that may be repeated until it is answered. Raises KafkaTimeoutError, and the broker's error."""
     process, attempts = connection.process, 0
     deadline = process.monotonic() + PATIENCE_S
     while attempts < RETRIES and process.monotonic() < deadline:
         try:
-            return connection.call(request, execute, idempotent=True)
+            return connection.call(request, execute, writes=writes, reads=reads, idempotent=True)
         except NOT_EXECUTED:
             process.sleep(NOT_EXECUTED_S)
         except ConnectionLost:
@@ -161,7 +169,10 @@ class SimulatedProducer:
     def init_transactions(self) -> None:
         """Fence the predecessors. Raises KafkaError."""
         self._producer = resend(
-            self._connection, "InitProducerId", lambda: self._cluster.init_producer_id(self._id, self._timeout_s)
+            self._connection,
+            "InitProducerId",
+            lambda: self._cluster.init_producer_id(self._id, self._timeout_s),
+            writes=self._id,
         )
         self._breaks = self._connection.breaks
 
@@ -190,7 +201,8 @@ class SimulatedProducer:
         """Write the records sent so far. Raises KafkaError."""
         new = [place for place in self._places if place not in self._added]
         if new:
-            self._once("AddPartitionsToTxn", lambda: self._cluster.add_partitions(self._id, self._producer, tuple(new)))
+            places = tuple(new)
+            self._once("AddPartitionsToTxn", lambda: self._cluster.add_partitions(self._id, self._producer, places))
             self._added.update(new)
         unsent, self._unsent = self._unsent, []
         batches: dict[Place, list[_Sent]] = {}
@@ -202,12 +214,19 @@ class SimulatedProducer:
     def send_offsets_to_transaction(self, offsets: Mapping[TopicPartition, Any], group: str) -> None:
         self._once("AddOffsetsToTxn", lambda: self._cluster.add_offsets(self._id, self._producer, group))
         moved = {Place(*place): meta.offset for place, meta in offsets.items()}
-        self._once("TxnOffsetCommit", lambda: self._cluster.commit_offsets(self._id, group, self._producer, moved))
+        self._once(
+            "TxnOffsetCommit", lambda: self._cluster.commit_offsets(self._id, group, self._producer, moved), group
+        )
 
     def commit_transaction(self) -> None:
         """Commit. Raises KafkaError; its outcome is unknown then."""
         self.flush()
         self._once("EndTxn", lambda: self._cluster.end_transaction(self._id, self._producer, commit=True))
+        self._deadline = 0.0
+
+    def abort_transaction(self) -> None:
+        """Abort. Raises KafkaError; its outcome is unknown then."""
+        self._once("EndTxn", lambda: self._cluster.end_transaction(self._id, self._producer, commit=False))
         self._deadline = 0.0
 
     def reconnected(self) -> bool:
@@ -228,6 +247,7 @@ class SimulatedProducer:
                 self._connection,
                 "Produce",
                 lambda: self._cluster.produce(place, messages, self._producer, self._id, sequence),
+                writes=place,
             )
         except KafkaError as error:
             self.failure = self.failure or error
@@ -238,13 +258,16 @@ class SimulatedProducer:
         for index, each in enumerate(batch):
             each.offset = first + index
 
-    def _once(self, request: str, execute: Callable[[], Any]) -> None:
-        """Send a request that must not be executed twice. Raises KafkaError."""
+    def _once(self, request: str, execute: Callable[[], Any], group: str | None = None) -> None:
+        """Send a request that must not be executed twice, to the coordinator of a group or its own.
+
+        Raises KafkaError.
+        """
         self._check()
         try:
             while True:
                 try:
-                    self._connection.call(request, execute)
+                    self._connection.call(request, execute, writes=group or self._id)
                     return
                 except NOT_EXECUTED:
                     self._connection.process.sleep(NOT_EXECUTED_S)
@@ -314,7 +337,7 @@ class SimulatedPlainProducer(SimulatedSender):
             return done[0]
 
         try:
-            resend(self._connection, "Produce", execute)
+            resend(self._connection, "Produce", execute, writes=place)
         except KafkaError as error:
             raise DeliveryFailed(f"a record was not delivered: {error!r}") from error
 

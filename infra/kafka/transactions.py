@@ -77,6 +77,11 @@ class TransactionalProducer(KafkaProducer):
         self._await(self._parts.transactions.begin_commit())
         self._deadline = 0.0
 
+    def abort_transaction(self) -> None:
+        """Abort the transaction. Raises KafkaError."""
+        self._await(self._parts.transactions.begin_abort())
+        self._deadline = 0.0
+
     def close(self, timeout: float | None = None, null_logger: bool = False) -> None:
         """End the thread after `timeout` seconds at most; records that are not sent by then are dropped.
 

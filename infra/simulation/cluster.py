@@ -58,8 +58,8 @@ class SimulatedCluster:
         self._partitions = {topic: list(range(count)) for topic, count in topics.items()}
         self.committed: Callable[[Place], None] = lambda place: None
         """Called for each partition when the records that a read_committed consumer sees in it may have changed."""
-        self.later: Callable[[Callable[[], None]], None] = lambda write: write()
-        """Called to write a marker of a transaction that ends, now or later."""
+        self.later: Callable[[Place | str, Callable[[], None]], None] = lambda led, write: write()
+        """Called to write the end of a transaction to a partition or a group, now or later."""
         self._logs = {
             Place(topic, number): PartitionLog() for topic, count in topics.items() for number in range(count)
         }
@@ -228,9 +228,9 @@ class SimulatedCluster:
         if not found.unwritten:
             found.state = found.end
         for place in sorted(found.places):
-            self.later(partial(self._mark, found, place, marker))
+            self.later(place, partial(self._mark, found, place, marker))
         for group in sorted(found.groups):
-            self.later(partial(self._decide, found, group, producer))
+            self.later(group, partial(self._decide, found, group, producer))
 
     def _mark(self, found: _Transaction, place: Place, marker: ProducerKey) -> None:
         self._logs[place].end_transaction(marker, commit=found.end == "committed")

@@ -7,10 +7,11 @@ reach the cluster long after its sender has given it up. The sender sees the sam
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
+from infra.simulation.brokers import Led, SimulatedBrokers
 from infra.simulation.errors import BrokerError, ConnectionLost, NotCoordinator
 from infra.simulation.process import SimulatedProcess
 from infra.simulation.scheduler import EventScheduler, Signal
@@ -64,8 +65,8 @@ class RequestFaults:
 class Network:
     """All connections of a simulation. Each process has its own streams of latencies, one for each kind of request."""
 
-    def __init__(self, scheduler: EventScheduler, streams: Streams) -> None:
-        self.scheduler, self.streams = scheduler, streams
+    def __init__(self, scheduler: EventScheduler, streams: Streams, brokers: SimulatedBrokers) -> None:
+        self.scheduler, self.streams, self.brokers = scheduler, streams, brokers
         self.faults: list[RequestFaults] = []
         self.requests = 0
         """Requests sent so far."""
@@ -102,11 +103,24 @@ class SimulatedConnection:
         """Seconds for one way."""
         return 0.0005 + 0.004 * self.draws(request).random() ** 3
 
-    def call(self, request: str, execute: Callable[[], _Result], *, idempotent: bool = False) -> _Result:
-        """Send a request and wait for the response. Raises ConnectionLost, and the BrokerError of the response."""
+    def call(
+        self,
+        request: str,
+        execute: Callable[[], _Result],
+        *,
+        writes: Led | None = None,
+        reads: Iterable[Led] = (),
+        idempotent: bool = False,
+    ) -> _Result:
+        """Send a request to the brokers of what it `writes` and `reads`, and wait for the response.
+
+        Raises ConnectionLost, and the BrokerError of the response.
+        """
         network, scheduler = self.network, self.network.scheduler
         network.requests += 1
-        fault = network.fault_of(self.process.name, request)
+        fault, held_s = network.fault_of(self.process.name, request), 0.0
+        if (broker_fault := self._fault_of_brokers(writes, reads)) is not None:
+            fault, held_s = broker_fault
         if fault == "repeated" and not idempotent:
             fault = "unanswered"
         if fault not in (None, "moved") and network.trace is not None:
@@ -126,7 +140,7 @@ class SimulatedConnection:
         if fault == "slow":
             there += 3.0 * draws.random()
         if fault in ("late", "repeated"):
-            scheduler.after(there + LATEST_S * draws.random() ** 2, lambda: deliver(False))
+            scheduler.after(there + held_s + LATEST_S * draws.random() ** 2, lambda: deliver(False))
         if fault in (None, "slow", "repeated", "moved"):
             scheduler.after(there, lambda: deliver(True))
             scheduler.wait([arrived])
@@ -139,3 +153,13 @@ class SimulatedConnection:
         scheduler.sleep(there + 0.2 * draws.random())
         self.breaks += 1
         raise ConnectionLost(f"{request} of {self.process.name}: the connection broke")
+
+    def _fault_of_brokers(self, writes: Led | None, reads: Iterable[Led]) -> tuple[RequestFault, float] | None:
+        """The fault of a request whose broker is isolated, and the seconds until that broker executes it."""
+        brokers, name = self.network.brokers, self.process.name
+        if not brokers.answer(name, reads):
+            return "lost", 0.0
+        held_s = 0.0 if writes is None else brokers.written_in(name, writes)
+        if held_s is None:
+            return "lost", 0.0
+        return ("late", held_s) if held_s else None

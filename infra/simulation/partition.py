@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -85,6 +86,10 @@ class PartitionLog:
     def open_producers(self) -> list[int]:
         """The producer ids of the open transactions."""
         return sorted(number for number, each in self._producers.items() if each.open_from is not None)
+
+    def copy(self) -> PartitionLog:
+        """The log as it is now."""
+        return deepcopy(self, {id(batch): batch for batch in self._batches})
 
     def attempt(self, producer: ProducerKey, sequence: int) -> None:
         """Note that a batch will begin a transaction here if its coordinator confirms it."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from infra.kafka.session import Partition, Session, SessionLost, Sessions
+from infra.kafka.session import Partition, Session, SessionLost
+from infra.kafka.sessions import Sessions
 from operators.io.coalesce import coalesce
 from operators.io.config import ShardConfig
 from operators.io.elements import Emission

@@ -10,7 +10,8 @@ import logging
 import threading
 import time
 
-from infra.kafka.session import SESSIONS, SessionLost
+from infra.kafka.session import SessionLost
+from infra.kafka.sessions import SESSIONS
 from infra.runners.liveness import LIVENESS
 from operators.io.commits import ShardCommits
 from operators.io.config import ShardConfig, opened_for

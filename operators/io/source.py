@@ -9,7 +9,8 @@ from typing import Any
 
 from infra.kafka.log_gaps import CannotResume
 from infra.kafka.open_transactions import StallWatch, describe_blocking_transactions
-from infra.kafka.session import SESSIONS, Fenced, Partition, Session, SessionLost, Sessions
+from infra.kafka.session import Fenced, Partition, Session, SessionLost
+from infra.kafka.sessions import SESSIONS, Sessions
 from infra.kafka.transactions import TransactionTooSlow
 from infra.runners.liveness import LIVENESS
 from infra.runners.stopping import STOPPING

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -102,7 +101,11 @@ def main() -> None:
     file = Path(sys.argv[1])
     text = file.read_text(encoding="utf-8")
     for name in TABLES:
-        text = re.sub(rf"<!-- {name} -->.*?<!-- /{name} -->", lambda _, name=name: marked(name), text, flags=re.DOTALL)
+        before, begin, rest = text.partition(f"<!-- {name} -->")
+        _, end, after = rest.partition(f"<!-- /{name} -->")
+        if not begin or not end:
+            raise ValueError(f"{file} has no markers <!-- {name} --> and <!-- /{name} -->")
+        text = f"{before}{marked(name)}{after}"
     file.write_text(text, encoding="utf-8")
 
 

@@ -28,6 +28,7 @@ FaultKind = Literal[
     "move_coordinator",
     "stop",
     "notice",
+    "isolate_broker",
 ]
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 """`kill`: a process dies and is started again. `pause`: it stops for a while. `replace`: it stops, its successor
@@ -41,7 +42,8 @@ slow, lossy, cut, or damages data. `restart_host`: all processes on its host end
 `trim`: a person trims the log of the run; the command is killed after these seconds. `markers`: the markers of
 all transactions that end are written late, in each partition at another time. `move_coordinator`: the coordinator of
 its transactions moves to another broker, and rejects requests meanwhile. `stop`: a process is asked to end, and commits
-its last outputs. `notice`: a rollout has these seconds until it is killed, and hands its work over."""
+its last outputs. `notice`: a rollout has these seconds until it is killed, and hands its work over. `isolate_broker`: a
+broker does not reach the others, and this process still reads what it has, while the run goes on with the others."""
 PLACEMENT = "placement"
 """The role in events of the whole run."""
 PAUSED_SHARE = 0.25
@@ -62,6 +64,8 @@ LOST_SHARE = 0.15
 """Share of the histories in which placement starts again after it has given the work of a lost rollout to others."""
 COORDINATORS_SHARE = 0.15
 """Share of the histories for each kind of fault of coordinators."""
+ISOLATED_SHARE = 0.2
+"""Share of the histories in which a broker is isolated."""
 STOPPED_SHARE = 0.15
 """Share of the histories in which processes are asked to end, and of those in which rollouts get notice."""
 _SHARES: Mapping[FaultKind, int] = {
@@ -135,6 +139,7 @@ def draw_faults(seed: int, roles: Sequence[str], until_s: float) -> tuple[Fault,
     found += _trims(streams.of("trim"), until_s)
     found += _losses(streams, rollouts, until_s)
     found += _coordinators(streams, names, until_s)
+    found += _isolations(streams, names, until_s)
     found += _stops(streams, {"stop": names, "notice": rollouts}, until_s)
     return tuple(sorted(found, key=lambda fault: (fault.at, fault.number)))
 
@@ -182,6 +187,17 @@ def _coordinators(streams: Streams, names: Mapping[str, float], until_s: float) 
             at, seconds = draws.uniform(0.0, until_s), draws.choice((2.0, 6.0, 20.0)) * draws.uniform(0.5, 1.5)
             role = PLACEMENT if kind == "markers" else streams.choose(kind, names)
             yield Fault(round(at, 3), kind, role, round(seconds, 3), number)
+
+
+def _isolations(streams: Streams, names: Mapping[str, float], until_s: float) -> Iterator[Fault]:
+    """Brokers that are isolated; half of the processes that still reach one are restarted meanwhile."""
+    draws = streams.of("isolate_broker")
+    if draws.random() < ISOLATED_SHARE:
+        at, seconds = draws.uniform(0.0, until_s - 10.0), draws.choice((1.0, 5.0, 15.0)) * draws.uniform(0.5, 1.5)
+        role = streams.choose("isolate_broker", names)
+        yield Fault(round(at, 3), "isolate_broker", role, round(seconds, 3), OF_THE_RUN + 80)
+        if draws.random() < 0.5:
+            yield Fault(round(at + seconds * draws.random(), 3), "kill", role, 0.5, OF_THE_RUN + 81)
 
 
 def _stops(streams: Streams, roles: Mapping[FaultKind, Mapping[str, float]], until_s: float) -> Iterator[Fault]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.session import SessionLost, Sessions
+from infra.kafka.session import SessionLost
+from infra.kafka.sessions import Sessions
 from infra.kafka.simulated_clients import SimulatedClients
 from infra.kafka.simulated_inspection import InspectionClients
 from infra.simulation.cluster import SimulatedCluster

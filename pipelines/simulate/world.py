@@ -15,6 +15,7 @@ from infra.kafka.simulated_clients import SimulatedClients
 from infra.kafka.simulated_consumer import CommitSignals
 from infra.kafka.simulated_producer import EncodeForRelease, SimulatedRecord, as_it_is
 from infra.kafka.topic_reader import schema_of
+from infra.simulation.brokers import BROKERS, Led, Reach, SimulatedBrokers
 from infra.simulation.cluster import Place, SimulatedCluster
 from infra.simulation.data_network import LINK_FAULTS, LinkFault
 from infra.simulation.network import OF_COORDINATORS, ONLY, REQUEST_FAULTS, Network, RequestFaults, SimulatedConnection
@@ -62,6 +63,8 @@ CALM_S = 240.0
 """How long after the last fault a run may take to finish: the bound of the liveness check. A run with a goal finishes
 with its final version, whatever is outstanding then; the audit finds what is lost."""
 
+REACHED: Sequence[Reach] = ("all", "all", "isolated")
+"""What the process of such a fault reaches of an isolated broker and the others; every other process reaches these."""
 ONLY_SHARE = 1 / 3
 """Share of the faults of requests that only some kinds of requests have."""
 COMPACTED_SHARE = 0.5
@@ -114,7 +117,9 @@ class World:
             {topic.name(config.run.name): len(partitions_of(config, topic)) for topic in CATALOGUE.values()}
         )
         self.streams = Streams(history.seed)
-        self.network = Network(self.scheduler, self.streams)
+        self.brokers = SimulatedBrokers(self.cluster, lambda: self.scheduler.now)
+        self.network = Network(self.scheduler, self.streams, self.brokers)
+        self._delay_markers(0.0, Random())
         self._signals = CommitSignals(self.cluster, self.scheduler)
         self.invariants = Invariants(config)
         upgraded = any(fault.kind == "upgrade_run" for fault in history.faults)
@@ -295,6 +300,8 @@ class World:
             case "move_coordinator":
                 of_coordinators = disturb(kinds=(), share=1.0, by_request=dict.fromkeys(OF_COORDINATORS, "moved"))
                 self.network.faults.append(of_coordinators)
+            case "isolate_broker":
+                self.brokers.isolate(draws.randrange(BROKERS), fault.seconds, {fault.role: draws.choice(REACHED)})
             case "markers":
                 self._delay_markers(now + fault.seconds, draws)
             case "drain":
@@ -326,11 +333,15 @@ class World:
                     each.start_in(fault.seconds * share)
 
     def _delay_markers(self, end: float, draws: Random) -> None:
+        """Delay the markers of transactions until `end`; those to an isolated broker are delayed at any time."""
         most = draws.choice((0.05, 0.5, 4.0))
 
-        def later(write: Callable[[], None]) -> None:
+        def later(led: Led, write: Callable[[], None]) -> None:
+            delay_s = self.brokers.marked_in(led)
             if self.scheduler.now < end:
-                self.scheduler.after(most * draws.random() ** 2, write)
+                delay_s += most * draws.random() ** 2
+            if delay_s:
+                self.scheduler.after(delay_s, write)
             else:
                 write()
 

@@ -9,8 +9,9 @@ import pytest
 from faults.proxied_broker import ProxiedBroker
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics, end_offsets
-from infra.kafka.session import SESSIONS, Outgoing, Partition, Session, SessionLost
+from infra.kafka.session import Outgoing, Partition, Session, SessionLost
 from infra.kafka.session_config import Input, SessionConfig
+from infra.kafka.sessions import SESSIONS
 from operators.io.commits import MAX_TRANSACTION_BYTES
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Emission, Output

@@ -21,8 +21,9 @@ from infra.kafka.admin import admin_client, committed_offsets
 from infra.kafka.group_progress import GROUP_OFFSETS_S
 from infra.kafka.note import MAX_NOTE_BYTES, Note, last_note
 from infra.kafka.properties import ClientProperties
-from infra.kafka.session import SESSIONS, Fenced, Partition, Session, SessionLost
+from infra.kafka.session import Fenced, Partition, Session, SessionLost
 from infra.kafka.session_config import Input, SessionConfig
+from infra.kafka.sessions import SESSIONS
 from infra.kafka.transactions import TransactionTooSlow
 from schemas.codec import encode
 from schemas.records import CommitNote

@@ -9,6 +9,7 @@ from infra.kafka.session import Session
 from infra.kafka.session_config import Input, Partition, SessionConfig
 from infra.kafka.simulated_clients import SimulatedClients
 from infra.kafka.simulated_consumer import CommitSignals
+from infra.simulation.brokers import SimulatedBrokers
 from infra.simulation.cluster import Place, SimulatedCluster
 from infra.simulation.network import Network, SimulatedConnection
 from infra.simulation.process import SimulatedProcess
@@ -25,7 +26,9 @@ class World:
     def __init__(self, seed: int = 0) -> None:
         self.scheduler = EventScheduler()
         self.cluster = SimulatedCluster({"in": 1, "out": 1, "restore": 1})
-        self.network = Network(self.scheduler, Streams(seed))
+        self.network = Network(
+            self.scheduler, Streams(seed), SimulatedBrokers(self.cluster, lambda: self.scheduler.now)
+        )
         self.signals = CommitSignals(self.cluster, self.scheduler)
         self.errors: dict[str, Exception | None] = {}
 

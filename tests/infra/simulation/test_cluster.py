@@ -42,7 +42,7 @@ def test_expired_transaction_is_aborted_and_its_producer_fenced(cluster: Simulat
 def test_transaction_has_ended_once_all_markers_are_written() -> None:
     cluster = SimulatedCluster({"topic": 2})
     places, writes = [Place("topic", 0), Place("topic", 1)], list[Callable[[], None]]()
-    cluster.later = writes.append
+    cluster.later = lambda owner, write: writes.append(write)
     producer = cluster.init_producer_id("t")
     cluster.add_partitions("t", producer, places)
     cluster.add_offsets("t", producer, "group")
@@ -81,7 +81,7 @@ def test_transaction_has_ended_once_all_markers_are_written() -> None:
 
 def test_fenced_transaction_is_aborted_before_the_next_begins(cluster: SimulatedCluster) -> None:
     writes = list[Callable[[], None]]()
-    cluster.later = writes.append
+    cluster.later = lambda owner, write: writes.append(write)
     producer = cluster.init_producer_id("t")
     cluster.add_partitions("t", producer, [PLACE])
     cluster.produce(PLACE, [b"a"], producer, "t", 0)

@@ -14,7 +14,7 @@ from shuffling_pipeline import OUTPUT, SOURCE, build, shard
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
-from infra.kafka.session import SESSIONS
+from infra.kafka.sessions import SESSIONS
 from infra.runners.run import run_pipeline
 from infra.runners.stopping import STOPPING
 from operators.io import read_branches

@@ -22,7 +22,7 @@ from infra.kafka.admin import TopicSpec, admin_client, committed_offsets, create
 from infra.kafka.broker import Broker
 from infra.kafka.log_gaps import LogTruncated
 from infra.kafka.note import last_note, uncommitted_consumer
-from infra.kafka.session import SESSIONS
+from infra.kafka.sessions import SESSIONS
 from infra.kafka.topic_reader import read_topic
 from infra.runners.options import RunnerName
 from infra.runners.run import run_pipeline

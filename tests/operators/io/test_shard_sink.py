@@ -11,7 +11,8 @@ import pytest
 from scripted_sessions import CONFIG, INPUT, OUTPUT, ScriptedSession, ScriptedSessions, metric
 
 import operators.io.sink
-from infra.kafka.session import Note, SessionLost, Sessions
+from infra.kafka.session import Note, SessionLost
+from infra.kafka.sessions import Sessions
 from operators.io.commits import ShardCommits
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Emission, Output, PartitionKey

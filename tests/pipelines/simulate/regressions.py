@@ -23,6 +23,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
+from log_mutations import start_reads_from_any_broker  # noqa: E402
 from patches import after  # noqa: E402
 from step_mutations import ended_replica_is_lost_at_once, start_forgets_the_newest_manifest  # noqa: E402
 
@@ -90,6 +91,7 @@ REGRESSIONS: Mapping[str, Regression] = {
     "answers-of-an-ended-replica": Regression(ended_replica_is_lost_at_once, "although it is settled"),
     "late-manifest": Regression(start_forgets_the_newest_manifest, "dead letter of relay"),
     "trim-behind-a-successor": Regression(trim_behind_a_successor_is_fatal, "LogTruncated"),
+    "older-note-of-an-isolated-broker": Regression(start_reads_from_any_broker, "follows note"),
     "open-transaction-at-the-goal": Regression(open_transaction_is_not_awaited, "a transaction has been open"),
 }
 

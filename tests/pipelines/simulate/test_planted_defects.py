@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from mutations import MUTATIONS
+from regressions import recorded
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "soak"))
 
@@ -38,7 +39,7 @@ HISTORIES = (
         Fault(5.0, "trim", "placement", 30.0, 90),
         Fault(9.0, "upgrade_run", "score", 2.0, 91),
         Fault(11.5, "pause_run", "placement", 6.0, 92),
-        Fault(13.0, "kill", "placement", 1.0, 93),
+        Fault(13.5, "kill", "placement", 1.0, 93),
         Fault(16.0, "trim", "placement", 30.0, 94),
     ),
 )
@@ -51,17 +52,19 @@ RARE = {
     "chunk_is_accepted_without_its_checksum",
     "kv_of_an_older_lease_is_kept",
     "version_is_offered_once",
+    "start_reads_from_any_broker",
     "trim_writes_no_trim_point",
 }
 """Defects that need rarer faults than those of HISTORIES: tests/soak/simulated_mutations.py plays them."""
 
 FOUND = {
     "end_of_a_transaction_is_sent_again": SimulatedHistory(
-        0, "plain", (Fault(6.0, "requests", "experience", 14.0, 14),)
+        148, "plain", (Fault(4.832, "requests", "experience", 14.0, 14),)
     ),
     "old_lease_is_accepted": SimulatedHistory(
         0, LONG_ANSWERS, (Fault(8.0, "kill", "rollout-0", 1.0, 0), Fault(12.0, "kill", "placement", 1.0, 1))
     ),
+    "start_reads_from_any_broker": recorded("older-note-of-an-isolated-broker"),
 }
 """Histories that find rare defects: EndTxn is late and Produce slow, by the number of the fault; and an owner is lost
 before the restart of placement."""
