@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from infra.files import create_secret
+from infra.kafka.session_config import SessionConfig
 from infra.machine import GATEWAY_URL
 from infra.store.ownership import choose_store_folder
 from operators.io.config import ShardConfig, TopicInput
@@ -91,6 +93,15 @@ def score_source(config: Config, shard: int) -> ShardConfig:
         shards=shards,
         slow_poll=True,
     )
+
+
+def score_sessions(config: Config) -> Callable[[int, int], SessionConfig]:
+    """The session of a shard of score in a layout of so many shards."""
+
+    def session(shard: int, shards: int) -> SessionConfig:
+        return score_source(replace(config, score=replace(config.score, shards=shards)), shard).session()
+
+    return session
 
 
 def topic_input(config: Config, topic: Topic, **options: str | bool | int | tuple[str, ...]) -> TopicInput:

@@ -8,11 +8,16 @@ transaction that it aborts, and reads at least as far.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 from kafka import TopicPartition
 from kafka.errors import KafkaTimeoutError
+
+from infra.kafka.clients import SessionClients
+from infra.kafka.log_gaps import check_topics
+from infra.kafka.note import name_of
 
 LEADER_S = 30.0
 """How long a start waits until brokers answer that have what is known to be written."""
@@ -20,11 +25,11 @@ LEADER_S = 30.0
 
 def write_aborted(producer: Any, group: str, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
     """Write a record to each of `places` in a transaction that is aborted; return their offsets. Raises KafkaError."""
-    places = list(places)
+    places = list(dict.fromkeys(places))
+    if not places:
+        return {}
     producer.begin(places)
-    sent = {
-        place: producer.send(place.topic, b"", group.encode(), [], place.partition) for place in dict.fromkeys(places)
-    }
+    sent = {place: producer.send(place.topic, b"", group.encode(), [], place.partition) for place in places}
     producer.flush()
     offsets = {place: future.get(timeout=0).offset for place, future in sent.items()}
     producer.abort_transaction()
@@ -39,3 +44,35 @@ def check_present(ends: Mapping[TopicPartition, int], written: Mapping[TopicPart
                 f"a broker says that {place.topic}:{place.partition} ends at {ends[place]}, but {offset} has just been "
                 "written: it is cut off from the others and no longer leads it"
             )
+
+
+class LogBounds(NamedTuple):
+    """The first offset of each partition and its end, open transactions included: own records may follow one."""
+
+    begins: dict[TopicPartition, int]
+    ends: dict[TopicPartition, int]
+
+
+def read_bounds(
+    observer: Callable[[], AbstractContextManager[Any]],
+    clients: SessionClients,
+    places: Sequence[TopicPartition],
+    reached: Mapping[str, int],
+) -> LogBounds:
+    """The bounds of `places`, with a new `observer`. Raises KafkaError.
+
+    While one ends before its offset in `reached`, by "topic:partition", it is asked for again, of another broker if
+    there is one, for LEADER_S.
+    """
+    deadline = clients.monotonic() + LEADER_S
+    while True:
+        with observer() as consumer:
+            check_topics(consumer, places)
+            bounds = (
+                LogBounds(consumer.beginning_offsets(places), consumer.end_offsets(places))
+                if places
+                else LogBounds({}, {})
+            )
+        if clients.monotonic() > deadline or all(bounds.ends[tp] >= reached.get(name_of(tp), 0) for tp in places):
+            return bounds
+        clients.sleep(0.5)

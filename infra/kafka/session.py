@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ from infra.kafka.group_progress import GroupProgress
 from infra.kafka.ledger_reader import read_committed
 from infra.kafka.log_gaps import check_position, check_topics, check_written, log_truncated, note_missing, traces_of
 from infra.kafka.note import Note, last_note, name_of, place_of
-from infra.kafka.present_leaders import LEADER_S, check_present, write_aborted
+from infra.kafka.present_leaders import LogBounds, check_present, read_bounds, write_aborted
 from infra.kafka.session_config import Input, Offsets, Partition, SessionConfig
 from infra.kafka.shard_layout import check_layout
 from schemas.codec import encode
@@ -256,6 +256,11 @@ class Session:
         self._note_at, self.noted = noted.get(timeout=0).offset, note.commit
         return first
 
+    def _end_own_transactions(self, places: Collection[TopicPartition]) -> None:
+        """End what earlier starts have left open, before this one writes there: its next end would decide that, too."""
+        if places:
+            self._clients.end_own_transactions(self.config.group, self._producer.producer_id, places)
+
     def _output_places(self) -> list[TopicPartition]:
         return [TopicPartition(*place_of(name)) for name in self._outputs]
 
@@ -314,27 +319,30 @@ class Session:
     def _restore(self) -> None:
         config, consumer, assigned = self.config, self._consumer, self._assigned
         restore, ledger = TopicPartition(*config.restore), [TopicPartition(*p) for p in config.ledger]
+        outputs = self._output_places()
+        self._end_own_transactions(outputs)
         written = write_aborted(self._producer, config.group, [restore])
         with self._observer() as observer:
             check_present(observer.end_offsets([restore]), written)
             note = last_note(observer, restore, config.group)
             check_layout(observer, config, note)
-        if note is not None and ledger:
+        if note is not None:
+            self._outputs.update(note.written)
+            self._end_own_transactions([place for place in self._output_places() if place not in outputs])
             written |= write_aborted(self._producer, config.group, ledger)
         places = list(dict.fromkeys([*ledger, *assigned, *(TopicPartition(*p) for p in config.owned)]))
         begins, ends = self._bounds(places, {} if note is None else note.reached())
         check_present(ends, {tp: offset for tp, offset in written.items() if tp in ends})
+        ends_before = {**ends, **written}
         if note is None:
             self._check_first_start(traces_of(config, begins, ends, self._clients.committed(config.group)))
-        self._outputs.update(note.written if note is not None else ())
-        self._clients.end_own_transactions(config.group, self._producer.producer_id, self._output_places())
         self.note = note or Note()
         self.start = self.note.start + 1
-        check_written(config.group, {tp: self.note.written.get(name_of(tp), -1) for tp in places}, ends)
+        check_written(config.group, {tp: self.note.written.get(name_of(tp), -1) for tp in places}, ends_before)
         self.ledger_ends = {name_of(tp): ends[tp] for tp in ledger}
         floors = {tp: self.note.ledger.get(name_of(tp), 0 if note else begins[tp]) for tp in ledger}
         for tp, floor in floors.items():
-            check_position(config.group, tp, floor, begins[tp], ends[tp])
+            check_position(config.group, tp, floor, begins[tp], ends_before[tp])
         consumer.assign(ledger)
         patience_s = CATCH_UP_S + config.transaction_timeout_s
         reach = {tp: ends[tp] for tp in ledger}
@@ -361,22 +369,8 @@ class Session:
         offsets = {Partition(*tp): positions[Partition(*tp)] for tp, i in self._inputs() if i.start == "committed"}
         self.commit([], offsets, {name_of(tp): floor for tp, floor in floors.items()}, self.note.state)
 
-    def _bounds(
-        self, places: Sequence[TopicPartition], reached: Mapping[str, int]
-    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-        """The first offsets of partitions and their ends, open transactions included: own records may follow one.
-
-        An end before one in `reached` is asked for again, of another broker if possible, for LEADER_S.
-        """
-        deadline = self._clients.monotonic() + LEADER_S
-        while True:
-            with self._observer() as observer:
-                check_topics(observer, places)
-                begins = observer.beginning_offsets(places) if places else {}
-                ends = observer.end_offsets(places) if places else {}
-            if self._clients.monotonic() > deadline or all(ends[tp] >= reached.get(name_of(tp), 0) for tp in places):
-                return begins, ends
-            self._clients.sleep(0.5)
+    def _bounds(self, places: Sequence[TopicPartition], reached: Mapping[str, int]) -> LogBounds:
+        return read_bounds(self._observer, self._clients, places, reached)
 
     def _check_not_own(self, record: ConsumerRecord) -> None:
         """Raise NoteMissing if this shard, which has no note, has written `record` of its ledger."""

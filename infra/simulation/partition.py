@@ -173,15 +173,17 @@ class PartitionLog:
         for batch in self.batches(self.begin, committed=True):
             newest |= {key_of(value): offset for offset, value in batch.records}
         kept = set(newest.values())
-        self._batches = [
-            batch
-            if batch.commits is not None or batch.base >= last
-            else replace(
-                batch,
-                values=tuple(value if at in kept else None for at, value in enumerate(batch.values, batch.base)),
-            )
-            for batch in self._batches
-        ]
+
+        def compacted(batch: StoredBatch) -> StoredBatch | None:
+            offsets = range(batch.base, batch.end)
+            if batch.commits is not None or batch.base >= last or kept.issuperset(offsets):
+                return batch
+            if kept.isdisjoint(offsets):
+                return None
+            values = zip(offsets, batch.values, strict=True)
+            return replace(batch, values=tuple(value if at in kept else None for at, value in values))
+
+        self._batches = [left for batch in self._batches if (left := compacted(batch)) is not None]
 
     def _store(self, batch: StoredBatch) -> int:
         self._batches.append(batch)

@@ -9,10 +9,9 @@ from dataclasses import replace
 from infra.kafka.clients import KafkaClients
 from infra.kafka.resharding import reshard
 from infra.kafka.session import SessionLost
-from infra.kafka.session_config import SessionConfig
 from operators.score.score_trajectories import split_state
 from pipelines.config import Config
-from pipelines.shards import score_source
+from pipelines.shards import score_sessions
 
 PAUSES_S = (0.5, 2.0, 5.0)
 """Before a repetition, while Kafka is unavailable or another process starts the same role."""
@@ -23,14 +22,10 @@ def reshard_score(config: Config, note: Callable[[str], None]) -> None:
     if config.kafka.partitions == 1:
         return
     config = replace(config, kafka=config.kafka.for_role("score"))
-
-    def session(shard: int, shards: int) -> SessionConfig:
-        return score_source(replace(config, score=replace(config.score, shards=shards)), shard).session()
-
     shards, clients = config.score.shards, KafkaClients(config.kafka.client())
     for pause_s in (*PAUSES_S, None):
         try:
-            before = reshard(session, shards, split_state, clients)
+            before = reshard(score_sessions(config), shards, split_state, clients)
             break
         except SessionLost as lost:
             if pause_s is None:
