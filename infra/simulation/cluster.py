@@ -188,6 +188,10 @@ class SimulatedCluster:
         """The offsets that a group has committed."""
         return {place: offset for place, (_, offset) in self._offsets.get(group, {}).items()}
 
+    def forget_offsets(self) -> None:
+        """Delete the offsets of all groups, as Kafka does when nobody has committed for long."""
+        self._offsets.clear()
+
     def _known(self, transactional_id: str, producer: ProducerKey) -> _Transaction:
         found = self._transactions.get(transactional_id)
         if found is None or found.producer_id != producer.producer_id:

@@ -191,8 +191,8 @@ class TaskConfig(CheckedSettings):
     def _check_levels(self) -> None:
         if self.where and self.endless:
             raise ValueError("where needs a table: a file, or a reasoning-gym task with size")
-        if self.levels and self.source == "synthetic":
-            raise ValueError("levels do not apply to source 'synthetic'")
+        if self.source == "synthetic" and any(self.levels):
+            raise ValueError("levels of source 'synthetic' must be empty tables: its prompts have no text")
         if self.levels and self.epochs is not None:
             raise ValueError("epochs does not apply to levels: a level lasts until another is requested")
         for level in self.levels:

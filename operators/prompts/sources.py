@@ -83,6 +83,8 @@ def open_levels(config: TaskConfig, excluded: Sequence[Question] = ()) -> tuple[
     config = _sized(config)
     heldout = heldout_questions(config)
     configs = [config.for_level(level) for level in range(len(config.levels))]
+    if config.source == "synthetic":
+        return tuple(map(SyntheticSource, configs))
     if config.endless:
         return tuple(EndlessSource(each, heldout, excluded) for each in configs)
     rows = open_rows(config)

@@ -71,7 +71,17 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "group above the bound": {"prompts.samples_per_prompt": 6, "prompts.size": 4, "experience.max_staleness": 0},
     "in step": {"experience.max_staleness": 0, "rollout.processes": 1},
     "two shards": {"kafka.partitions": 2, "experience.shards": 2},
-    "score shards": {"kafka.partitions": 2, "score.shards": 2},
+    "score shards": {"kafka.partitions": 3, "score.shards": 2},
+    "curriculum": {
+        "prompts.levels": [{}, {}, {}],
+        "prompts.size": None,
+        "prompts.epochs": None,
+        "trainer.optimizer_steps": 8,
+        "experience.sampler": {
+            "name": "curriculum",
+            "options": {"harder_above": 0.5, "easier_below": 0.45, "least": 4},
+        },
+    },
     LONG_ANSWERS: {
         "prompts.max_new_tokens": 400,
         "prompts.size": 6,
@@ -108,7 +118,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         **_LONG,
     },
 }
-"""Changes to BASE, by the name of the shape."""
+"""Changes to BASE, by the name of the shape; None unsets a key."""
 LONG_QUESTIONS = 24
 """Held-out questions of the shape whose first evaluation takes longer than several optimizer steps."""
 
@@ -134,7 +144,10 @@ def configuration(shape: str) -> Config:
         section = table
         for name in sections:
             section = section.setdefault(name, {})
-        section[key] = value
+        if value is None:
+            del section[key]
+        else:
+            section[key] = value
     return parse_config(table, f"shape {shape!r}")
 
 
@@ -152,6 +165,13 @@ def extended(shape: str) -> tuple[Config, tuple[Wiring, ...]] | None:
     if config.trainer.optimizer_steps >= BASE["trainer"]["optimizer_steps"]:
         return None
     later = replace(config, trainer=replace(config.trainer, optimizer_steps=config.trainer.optimizer_steps + 1))
+    return later, tuple(wire(later, QUESTIONS, RELAYS.get(shape, 0)))
+
+
+def resharded(shape: str, shards: int) -> tuple[Config, tuple[Wiring, ...]]:
+    """Configuration and roles of a shape that is resumed with other shards of score."""
+    config = configuration(shape)
+    later = replace(config, score=replace(config.score, shards=shards))
     return later, tuple(wire(later, QUESTIONS, RELAYS.get(shape, 0)))
 
 

@@ -31,7 +31,8 @@ def draw_history(seed: int, shapes: Sequence[str] = ()) -> SimulatedHistory:
     shape = Streams(seed).choose("shape", dict.fromkeys(shapes or SHAPES, 1.0))
     roles = [each.role.name for each in wiring(shape)]
     drawn = draw_faults(seed, roles, FAULTS_UNTIL_S)
-    faults = tuple(fault for fault in drawn if fault.kind != "extend_run" or extended(shape))
+    absent = {"extend_run": extended(shape) is None, "reshard_run": configuration(shape).score.shards == 1}
+    faults = tuple(fault for fault in drawn if not absent.get(fault.kind))
     return SimulatedHistory(seed, shape, faults)
 
 

@@ -29,6 +29,8 @@ FaultKind = Literal[
     "stop",
     "notice",
     "isolate_broker",
+    "reshard_run",
+    "expire_offsets",
 ]
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 """`kill`: a process dies and is started again. `pause`: it stops for a while. `replace`: it stops, its successor
@@ -43,7 +45,9 @@ slow, lossy, cut, or damages data. `restart_host`: all processes on its host end
 all transactions that end are written late, in each partition at another time. `move_coordinator`: the coordinator of
 its transactions moves to another broker, and rejects requests meanwhile. `stop`: a process is asked to end, and commits
 its last outputs. `notice`: a rollout has these seconds until it is killed, and hands its work over. `isolate_broker`: a
-broker does not reach the others, and this process still reads what it has, while the run goes on with the others."""
+broker does not reach the others, and this process still reads what it has, while the run goes on with the others.
+`reshard_run`: the run ends and is resumed with other shards of score, if it has some; the command that changes them may
+be killed once. `expire_offsets`: Kafka forgets the offsets of all groups, as it does after a week without commits."""
 PLACEMENT = "placement"
 """The role in events of the whole run."""
 PAUSED_SHARE = 0.25
@@ -54,6 +58,10 @@ OF_THE_RUN = 100
 """The numbers of events of the whole run begin here."""
 MAX_VALUE = 10**6
 """Maximum of a fault's numbers."""
+RESHARDED_SHARE = 0.5
+"""Share of the histories with shards of score in which their number changes."""
+EXPIRED_SHARE = 0.1
+"""Share of the histories in which Kafka forgets offsets."""
 EXTENDED_SHARE = 0.2
 """Share of the histories in which a run with a goal is resumed with a later one."""
 UPGRADED_SHARE = 0.12
@@ -156,6 +164,8 @@ def _restarts(streams: Streams, names: Mapping[str, float], until_s: float) -> I
         "restart_run": RESTARTED_SHARE,
         "upgrade_run": UPGRADED_SHARE,
         "extend_run": EXTENDED_SHARE,
+        "reshard_run": RESHARDED_SHARE,
+        "expire_offsets": EXPIRED_SHARE,
     }
     for number, (kind, share) in enumerate(shares.items(), OF_THE_RUN + 10):
         draws = streams.of(kind)

@@ -253,8 +253,9 @@ class Invariants:
 
     def _note(self, where: Committed, record: CommitNote) -> None:
         note = Note.decode(record.note)
-        before = self._notes.get(record.group, Note())
-        if (note.start, note.commit) <= (before.start, before.commit):
+        before = self._notes.get(record.group, Note(commit=-1))
+        of_layout = before.sealed and not note.sealed and (note.start, note.commit) == (before.start, before.commit)
+        if (note.start, note.commit) <= (before.start, before.commit) and not of_layout:
             raise InvariantViolated(
                 f"{record.group}: note {note.start}.{note.commit} follows note {before.start}.{before.commit}"
             )

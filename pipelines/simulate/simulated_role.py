@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.kafka.properties import ClientProperties
+from infra.kafka.resharding import reshard
 from infra.kafka.session import SessionLost
 from infra.kafka.sessions import Sessions
 from infra.kafka.simulated_clients import SimulatedClients
@@ -22,6 +23,9 @@ from operators.io.elements import Emission, Polled, Restored
 from operators.io.fold_records import FoldRunner, idle_seconds_of
 from operators.io.map_outputs import map_emission
 from operators.io.source import ShardSource
+from operators.score.score_trajectories import split_state
+from pipelines.config import Config
+from pipelines.shards import score_sessions
 from pipelines.simulate.steps import SimulatedNotice, SimulatedStep
 from pipelines.simulate.transfers import Transfers
 from pipelines.simulate.wiring import Wiring
@@ -167,6 +171,11 @@ class SimulatedRole:
         for process in self.processes:
             process.kill()
 
+    def retire(self) -> None:
+        """End all its processes, and start none until `start`."""
+        self.end()
+        self._process = None
+
     def start_in(self, seconds: float) -> None:
         """Start a process in `seconds`, after `end`."""
         if self._process is not None:
@@ -224,6 +233,20 @@ class SimulatedRole:
 
 REQUEST_S = 0.004
 """Seconds from a request to its response."""
+
+
+def start_resharding(process: SimulatedProcess, config: Config, clients: SimulatedClients) -> None:
+    """Give score the shards of `config` in `process`, as `laminar runs resume` does."""
+
+    def change() -> None:
+        while True:
+            try:
+                reshard(score_sessions(config), config.score.shards, split_state, clients)
+                return
+            except SessionLost:
+                process.sleep(0.5)
+
+    process.start("reshard", change)
 
 
 def start_trim(process: SimulatedProcess, cluster: SimulatedCluster, run: str, event: Callable[[str], None]) -> None:

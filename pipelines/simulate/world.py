@@ -7,35 +7,31 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from operator import attrgetter
-from random import Random
 
 from infra.kafka.simulated_clients import SimulatedClients
 from infra.kafka.simulated_consumer import CommitSignals
 from infra.kafka.simulated_producer import EncodeForRelease, SimulatedRecord, as_it_is
 from infra.kafka.topic_reader import schema_of
-from infra.simulation.brokers import BROKERS, Led, Reach, SimulatedBrokers
+from infra.simulation.brokers import SimulatedBrokers
 from infra.simulation.cluster import Place, SimulatedCluster
-from infra.simulation.data_network import LINK_FAULTS, LinkFault
-from infra.simulation.network import OF_COORDINATORS, ONLY, REQUEST_FAULTS, Network, RequestFaults, SimulatedConnection
+from infra.simulation.network import Network, SimulatedConnection
 from infra.simulation.process import SimulatedProcess
 from infra.simulation.scheduler import EventScheduler
 from infra.simulation.streams import Streams
 from pipelines.config import Config
 from pipelines.shards import partitions_of
-from pipelines.simulate.configurations import extended
 from pipelines.simulate.faults import Fault
 from pipelines.simulate.hosts import SimulatedHosts
+from pipelines.simulate.injection import FaultInjector
 from pipelines.simulate.invariants import Invariants, InvariantViolated, audit_cluster
 from pipelines.simulate.observer import Committed, LogObserver, event_text
-from pipelines.simulate.simulated_role import SimulatedRole, start_trim
+from pipelines.simulate.simulated_role import SimulatedRole
 from pipelines.simulate.transfers import Transfers
 from pipelines.simulate.wiring import Wiring
-from schemas.codec import Headers, as_version, encode, versions_of
+from schemas.codec import Headers, as_version, versions_of
 from schemas.identity import parse_trajectory_id
-from schemas.records import Drain, Pause
-from schemas.topics import CATALOGUE, CONTROL, INBOX, PAUSE, PROMPTS
+from schemas.topics import CATALOGUE, PROMPTS
 
 
 class EarlierRelease:
@@ -63,10 +59,6 @@ CALM_S = 240.0
 """How long after the last fault a run may take to finish: the bound of the liveness check. A run with a goal finishes
 with its final version, whatever is outstanding then; the audit finds what is lost."""
 
-REACHED: Sequence[Reach] = ("all", "all", "isolated")
-"""What the process of such a fault reaches of an isolated broker and the others; every other process reaches these."""
-ONLY_SHARE = 1 / 3
-"""Share of the faults of requests that only some kinds of requests have."""
 COMPACTED_SHARE = 0.5
 """Share of the histories in which the broker compacts topics of which only the newest records of keys are needed."""
 COMPACT_EVERY_S = 3
@@ -119,13 +111,11 @@ class World:
         self.streams = Streams(history.seed)
         self.brokers = SimulatedBrokers(self.cluster, lambda: self.scheduler.now)
         self.network = Network(self.scheduler, self.streams, self.brokers)
-        self._delay_markers(0.0, Random())
         self._signals = CommitSignals(self.cluster, self.scheduler)
         self.invariants = Invariants(config)
         upgraded = any(fault.kind == "upgrade_run" for fault in history.faults)
-        self._release: EncodeForRelease = EarlierRelease(self.streams) if upgraded else as_it_is
+        self.release: EncodeForRelease = EarlierRelease(self.streams) if upgraded else as_it_is
         self._records = record_events
-        self._requests = 0
         self._digest = hashlib.blake2b(digest_size=16)
         LogObserver(self.cluster, config.run.name, self._committed, self._digest_message)
         self.hosts = SimulatedHosts(relays, self.scheduler, self.streams) if relays else None
@@ -140,8 +130,9 @@ class World:
         """Play the history."""
         history, scheduler = self.history, self.scheduler
         self.start_roles()
+        injector = FaultInjector(self)
         for fault in history.faults:
-            scheduler.at(fault.at, lambda fault=fault: self._inject(fault))  # type: ignore[misc]
+            scheduler.at(fault.at, lambda fault=fault: injector.inject(fault))  # type: ignore[misc]
         self._tick()
         calm_at = max((fault.at + fault.seconds for fault in history.faults), default=0.0)
         end = min(calm_at + CALM_S, self._until)
@@ -180,6 +171,16 @@ class World:
         for name, role in self.roles.items():
             self.scheduler.after(0.5 * self.streams.of(name, "first start").random(), role.start)
 
+    def change_roles(self, config: Config, roles: Sequence[Wiring]) -> None:
+        """The run goes on with `config` and its roles, all of which have ended."""
+        self.config = config
+        before = self.roles
+        self.roles = {}
+        for each in roles:
+            role = self.roles[each.role.name] = before.get(each.role.name) or SimulatedRole(self, each)
+            role.wiring = each
+        self.start_roles()
+
     def fail(self, reason: str) -> None:
         """End the history with its first failure."""
         if self.history.failure is None:
@@ -194,7 +195,7 @@ class World:
 
     def connect(self, process: SimulatedProcess) -> SimulatedClients:
         """The clients of a process."""
-        return SimulatedClients(self.cluster, SimulatedConnection(self.network, process), self._signals, self._release)
+        return SimulatedClients(self.cluster, SimulatedConnection(self.network, process), self._signals, self.release)
 
     def _digest_message(self, place: Place, offset: int, message: SimulatedRecord) -> None:
         fields = ", ".join(f"{name}={value!r}" for name, value in message._asdict().items())
@@ -272,118 +273,3 @@ class World:
             raise InvariantViolated(f"the audit failed: {audit}")
         if audit.expired or audit.dispatched != self.invariants.assigned:  # trims change no count
             raise InvariantViolated(f"{self.invariants.assigned} trajectories were assigned; the audit: {audit}")
-
-    def _inject(self, fault: Fault) -> None:
-        self.event(fault.role, f"fault {fault.kind} for {fault.seconds:.1f} s")
-        role, now = self.roles[fault.role], self.scheduler.now
-        draws = self.streams.of("fault", str(fault.number))
-        disturb = partial(RequestFaults, fault.role, now, now + fault.seconds, draws=draws)
-        match fault.kind:
-            case "kill":
-                role.kill(min(fault.seconds, 3.0))
-            case "pause":
-                role.pause(fault.seconds)
-            case "replace":
-                role.replace(fault.seconds)
-            case "requests":
-                kinds = tuple(draws.sample(REQUEST_FAULTS, draws.randint(1, 3)))
-                share, only = draws.choice((0.05, 0.2, 0.6)), self.streams.of("fault", str(fault.number), "only")
-                by_request = only.choice(ONLY) if only.random() < ONLY_SHARE else {}
-                share = 0.5 if by_request else share
-                self.network.faults.append(disturb(kinds=kinds, share=share, by_request=by_request))
-            case "cut":
-                self.network.faults.append(disturb(kinds=("lost",), share=1.0))
-            case "stop":
-                role.stop()
-            case "notice":
-                role.give_notice(fault.seconds)
-            case "move_coordinator":
-                of_coordinators = disturb(kinds=(), share=1.0, by_request=dict.fromkeys(OF_COORDINATORS, "moved"))
-                self.network.faults.append(of_coordinators)
-            case "isolate_broker":
-                self.brokers.isolate(draws.randrange(BROKERS), fault.seconds, {fault.role: draws.choice(REACHED)})
-            case "markers":
-                self._delay_markers(now + fault.seconds, draws)
-            case "drain":
-                self._drain(role)
-            case "pause_run":
-                self._pause_run(True)
-                self.scheduler.after(fault.seconds, lambda: self._pause_run(False))
-            case "slow":
-                role.slow_until = now + fault.seconds
-            case "links" | "restart_host" if self.hosts and (host := self.hosts.host_of(role.name)) is not None:
-                if fault.kind == "links":
-                    for kind in draws.sample(LINK_FAULTS, draws.randint(1, 2)):
-                        self.event(role.name, f"the link of {host} is {kind}")
-                        self.hosts.network.faults.append(LinkFault(host, now, now + fault.seconds, kind))
-                else:
-                    self._restart_host(self.hosts, host, fault.seconds)
-            case "trim":
-                process = SimulatedProcess(self.scheduler, "trim", self._trim_ended)
-                start_trim(process, self.cluster, self.config.run.name, partial(self.event, "trim"))
-                self.scheduler.after(fault.seconds, process.kill)
-            case "upgrade_run" | "restart_run" | "extend_run":
-                if fault.kind == "upgrade_run":
-                    self._release = as_it_is
-                if fault.kind == "extend_run" and not self._extend():
-                    return
-                for name, each in self.roles.items():
-                    each.end()
-                    share = 1.0 if each is role else self.streams.of(name, fault.kind.removesuffix("_run")).random()
-                    each.start_in(fault.seconds * share)
-
-    def _delay_markers(self, end: float, draws: Random) -> None:
-        """Delay the markers of transactions until `end`; those to an isolated broker are delayed at any time."""
-        most = draws.choice((0.05, 0.5, 4.0))
-
-        def later(led: Led, write: Callable[[], None]) -> None:
-            delay_s = self.brokers.marked_in(led)
-            if self.scheduler.now < end:
-                delay_s += most * draws.random() ** 2
-            if delay_s:
-                self.scheduler.after(delay_s, write)
-            else:
-                write()
-
-        self.cluster.later = later
-
-    def _extend(self) -> bool:
-        """Give the run a later goal; False if it has none."""
-        later = extended(self.history.shape)
-        if later is not None:
-            self.config, roles = later
-            self.invariants.extend(self.config)
-            for each in roles:
-                self.roles[each.role.name].wiring = each
-        return later is not None
-
-    def _restart_host(self, hosts: SimulatedHosts, host: str, seconds: float) -> None:
-        on_it = [each for name, each in self.roles.items() if hosts.host_of(name) == host]
-        for each in on_it:
-            each.end()
-        hosts.lose_store(host)
-        for each in on_it:
-            each.start_in(min(seconds, 5.0))
-
-    def _trim_ended(self, error: Exception | None) -> None:
-        if error is not None:
-            self.fail(f"the trim ended with {type(error).__name__}: {error}")
-
-    def _pause_run(self, paused: bool) -> None:
-        """As `laminar runs pause` and `unpause`. Of pauses that overlap, the first end counts."""
-        self._requests += 1
-        value, headers = encode(Pause(self._requests, paused, "a person", "", 0))
-        self.cluster.send(
-            Place(CONTROL.name(self.config.run.name), 0), [SimulatedRecord(PAUSE.encode(), value, tuple(headers), 0)]
-        )
-
-    def _drain(self, role: SimulatedRole) -> None:
-        """Drain the first replica of a rollout process, which is restarted after a while: else none would be left."""
-        start = role.start_number
-        if not start or not self.invariants.placement_started:  # as `laminar replicas drain`, which then refuses
-            return
-        replica = self.config.rollout.hosted(role.wiring.role.index)[0]
-        value, headers = encode(Drain(replica, start))
-        message = SimulatedRecord(b"", value, tuple(headers), 0)
-        self.cluster.send(Place(INBOX.name(self.config.run.name), replica), [message])
-        self.scheduler.after(20.0, lambda: role.kill(1.0))

@@ -203,7 +203,7 @@ RESTARTS = (
     Fix(
         "a truncated log ends the process",
         "infra/kafka/session.py",
-        (("raise log_truncated(self.config.group, str(error)) from error", "raise self._give_up(error) from error"),),
+        (("return log_truncated(self.config.group, str(error))", "return self._give_up(error)"),),
         "tests/infra/kafka/test_log_gaps.py::test_session_poll_raises_when_log_is_truncated",
     ),
     Fix(

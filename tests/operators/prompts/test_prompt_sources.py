@@ -281,7 +281,7 @@ def test_file_without_usable_rows_raises_with_the_reason(tmp_path: Path) -> None
         ({"task": "gcd", "seed": 2**29}, "seed"),
         ({"task": "gcd", "where": "answer = 1"}, "where needs a table"),
         ({"task": "gcd", "size": 9, "epochs": 1, "levels": ("answer = 1",)}, "epochs does not apply to levels"),
-        ({"source": "synthetic", "levels": ("answer = 1",)}, "levels do not apply to source 'synthetic'"),
+        ({"source": "synthetic", "levels": ({"a": 1},)}, "levels of source 'synthetic' must be empty tables"),
         ({"task": "gcd", "size": 9, "where": "rate >"}, "condition 'rate >': at 'the end'"),
         ({"task": "gcd", "size": 9, "levels": ("", "rate <")}, "condition 'rate <'"),
         ({"task": "gcd", "size": 9, "levels": ({"a": 1},)}, "levels: each must be a condition such as"),

@@ -1,0 +1,65 @@
+"""Runs that change while they are disturbed: other shards, forgotten offsets, other levels of a curriculum."""
+
+from __future__ import annotations
+
+import pytest
+from clean_histories import quiet
+
+from infra.simulation.cluster import Place
+from operators.io.ledger import TrajectoryLedger
+from pipelines.simulate.configurations import configuration, wiring
+from pipelines.simulate.faults import Fault
+from pipelines.simulate.world import SimulatedHistory, World
+from schemas.codec import decode
+from schemas.records import LevelReply
+from schemas.topics import CURRICULUM, EXPERIENCES
+
+__all__ = ["quiet"]
+
+
+def played(shape: str, *faults: Fault, seed: int = 0) -> World:
+    """The end of a history without a failure."""
+    history = SimulatedHistory(seed, shape, faults)
+    world = World(configuration(shape), wiring(shape), history, record_events=True)
+    assert world.run().failure is None
+    return world
+
+
+@pytest.mark.parametrize(("number", "shards"), [(7, 3), (0, 1)])
+def test_resumed_run_has_other_shards_of_score(number: int, shards: int) -> None:
+    world = played(
+        "score shards", Fault(9.0, "reshard_run", "score", 2.0, number), Fault(20.0, "kill", "score", 1.0, 9)
+    )
+    assert world.config.score.shards == shards
+    assert len([name for name in world.roles if name.startswith("score")]) == shards
+    events = [text for _, role, text in world.history.events if role == "score"]
+    assert f"has {shards} shards from here on" in events
+    experiences = [world.cluster.log(Place(EXPERIENCES.name("simulated"), number)) for number in range(3)]
+    assert all(log.end > 10 for log in experiences)
+
+
+def test_resharding_is_repeated_after_a_kill_at_any_time() -> None:
+    for number in range(2, 12):
+        played("score shards", Fault(9.0, "reshard_run", "score", 0.1, number))
+
+
+def test_experience_that_a_new_shard_scores_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its ledger a shard scores what its predecessor scored after its last note."""
+    monkeypatch.setattr("infra.kafka.resharding._chosen", lambda offsets, places: {})
+    monkeypatch.setattr(TrajectoryLedger, "add", lambda self, key, size, emission: True)
+    history = SimulatedHistory(0, "score shards", (Fault(9.0, "reshard_run", "score", 2.0, 0),))
+    failure = World(configuration("score shards"), wiring("score shards"), history).run().failure
+    assert "was scored twice" in (failure or "")
+
+
+def test_run_goes_on_without_the_offsets_of_its_groups() -> None:
+    world = played("plain", Fault(8.0, "expire_offsets", "score", 1.0, 0), Fault(8.1, "restart_run", "score", 1.0, 1))
+    assert world.cluster.groups()
+
+
+def test_curriculum_changes_its_level_while_roles_are_killed() -> None:
+    names = ("prompts", "experience", "placement", "score")
+    world = played("curriculum", *(Fault(6.0 + 2 * n, "kill", name, 1.0, n) for n, name in enumerate(names)))
+    log = world.cluster.log(Place(CURRICULUM.name("simulated"), 0))
+    replies = [decode(message.value, message.headers) for _, message in log.fetch(0, committed=True)]
+    assert len({each.level for each in replies if isinstance(each, LevelReply)}) > 1
