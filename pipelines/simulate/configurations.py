@@ -79,7 +79,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "trainer.optimizer_steps": 8,
         "experience.sampler": {
             "name": "curriculum",
-            "options": {"harder_above": 0.5, "easier_below": 0.45, "least": 4},
+            "options": {"harder_above": 0.95, "easier_below": 0.9, "least": 4},
         },
     },
     LONG_ANSWERS: {

@@ -61,5 +61,5 @@ def test_curriculum_changes_its_level_while_roles_are_killed() -> None:
     names = ("prompts", "experience", "placement", "score")
     world = played("curriculum", *(Fault(6.0 + 2 * n, "kill", name, 1.0, n) for n, name in enumerate(names)))
     log = world.cluster.log(Place(CURRICULUM.name("simulated"), 0))
-    replies = [decode(message.value, message.headers) for _, message in log.fetch(0, committed=True)]
-    assert len({each.level for each in replies if isinstance(each, LevelReply)}) > 1
+    records = [each for _, message in log.fetch(0, committed=True) for each in decode(message.value, message.headers)]
+    assert len({each.level for each in records if isinstance(each, LevelReply)}) > 1
