@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -83,6 +84,21 @@ class Attempt:
         if answer is None or answer == []:
             raise ValueError("the reference has no answer")
         return [str(item) for item in answer] if isinstance(answer, list) else [str(answer)]
+
+
+def make_attempt(context: AnswerContext, reference: Mapping[str, Any], extraction: Extraction) -> Attempt:
+    """The attempt of `context`, given its parsed `reference`. The answer is extracted here: a slow pattern blocks the
+    process that judges the attempt alone."""
+    parsed = {"reference": reference, "answer": extract_answer(context.text, extraction)}
+    return Attempt(**context._asdict() | parsed)
+
+
+def parse_reference(text: str) -> Mapping[str, Any]:
+    """The reference in JSON `text`. Raises ValueError."""
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("the reference is not a JSON object")
+    return value
 
 
 def extract_answer(text: str, extraction: Extraction) -> str | None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from infra.closing import ClosedAtExit
 from infra.workers.error_text import ErrorText
-from operators.score.attempt import AnswerContext, Attempt, Extraction, extract_answer
+from operators.score.attempt import AnswerContext, Attempt, Extraction, make_attempt, parse_reference
 from operators.score.config import RewardSpec, Rubric, ScoreConfig
 from operators.score.pool import VerifierCall, VerifierPool, VerifierResult, result_of
 from operators.score.rewards import REWARDS, Judge, is_custom, make_judge
@@ -97,11 +96,9 @@ class Scorer(ClosedAtExit):
 
     def _attempt_of(self, answer: AnswerContext, extraction: Extraction) -> Attempt | VerifierResult:
         try:
-            reference = _parsed(answer.reference)
+            return make_attempt(answer, _parsed(answer.reference), extraction)
         except ValueError as error:
             return VerifierResult(None, self._errors.describe(error))
-        found = extract_answer(answer.text, extraction)
-        return Attempt(answer.text, found, answer.tokens, answer.prompt, answer.task, reference, *answer[5:])
 
     def _judge(self, judge: Judge, attempt: Attempt) -> VerifierResult:
         try:
@@ -128,10 +125,5 @@ def _runs_in_process(spec: RewardSpec, answer: AnswerContext) -> bool:
     return in_process if isinstance(in_process, bool) else in_process(answer)
 
 
-@lru_cache(maxsize=1024)
-def _parsed(reference: str) -> Mapping[str, Any]:
-    """`reference`, parsed once for all samples of a prompt. Raises ValueError."""
-    value = json.loads(reference)
-    if not isinstance(value, dict):
-        raise ValueError("the reference is not a JSON object")
-    return value
+_parsed = lru_cache(maxsize=1024)(parse_reference)
+"""A reference is parsed once for all samples of a prompt."""

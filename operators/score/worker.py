@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 from infra.workers.error_text import ErrorText
 from infra.workers.frames import read_frame, take_channels, write_frame
 from infra.workers.limits import die_with, forbid_processes, limit_cpu, limit_memory_and_files
-from operators.score.attempt import Attempt, Extraction, extract_answer
+from operators.score.attempt import AnswerContext, Extraction, make_attempt, parse_reference
 from operators.score.rewards import Judge, make_judge
 
 MAX_REPLY_BYTES = 4096
@@ -49,7 +47,9 @@ def serve(requests: int, replies: int, judges: list[tuple[Judge, Extraction]], t
         retire = False
         try:
             judge, extraction = judges[request["reward"]]
-            reply: dict[str, Any] = {"value": judge(read_attempt(request["attempt"], extraction))}
+            context = AnswerContext(**request["attempt"])
+            attempt = make_attempt(context, parse_reference(context.reference), extraction)
+            reply: dict[str, Any] = {"value": judge(attempt)}
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - so may a verifier
             reply = {"error": errors.describe(error)}
             retire = isinstance(error, MemoryError)
@@ -58,22 +58,3 @@ def serve(requests: int, replies: int, judges: list[tuple[Judge, Extraction]], t
         write_frame(replies, {**reply, "call": request["call"], "retire": retire})
         if retire:
             os._exit(0)
-
-
-def read_attempt(fields: Mapping[str, Any], extraction: Extraction) -> Attempt:
-    """The attempt in `fields`; its answer is extracted here, where a slow pattern blocks this process alone."""
-    reference = json.loads(fields["reference"])
-    if not isinstance(reference, dict):
-        raise ValueError("the reference is not a JSON object")
-    text = fields["text"]
-    return Attempt(
-        text,
-        extract_answer(text, extraction),
-        fields["tokens"],
-        fields["prompt"],
-        fields["task"],
-        reference,
-        fields.get("environment"),
-        fields.get("messages", ()),
-        fields.get("reported", ()),
-    )
