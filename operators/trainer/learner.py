@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from infra.models.device_copies import move_module, synchronize
 from infra.runners.step_metrics import phase
@@ -71,8 +70,9 @@ class Learner:
             lora=config.lora if config.lora.rank else None,
             keep_gathered=config.keep_gathered,
         )
-        self._model = self._policy.model
-        check_heads(self._model.config, self._context.count)
+        self.model = self._policy.model
+        """The policy; `update` changes its weights in place."""
+        check_heads(self.model.config, self._context.count)
         self.before_change: Callable[[], None] = lambda: None
         """Called before weights and moments change; it returns once nobody reads them any more."""
         self._actor = TrainedModel(self._policy, config, lambda: self.before_change())
@@ -104,33 +104,20 @@ class Learner:
         shared = models if config.share_device and len(models) > 1 else ()
         offloaded = {*shared, *(name for name in models if name in config.offload)}
         self._device_turns = DeviceTurns(self._device, models, offloaded=offloaded)
-        self._updates = 0
-        self._skipped_updates = 0
+        self.updates = 0
+        """Batches taken, including skipped ones: the position in the critic's schedule, which the policy's follows by
+        `critic.warmup_batches`."""
+        self.skipped_updates = 0
+        """Optimizer steps skipped because their loss or gradient was not finite."""
         self._alarm = MismatchAlarm(config.mismatch_bound)
         trained = [self._actor] if self._critic is None else [self._actor, self._critic_trained]
         reject_unmatched_groups(config, [name for model in trained for name in model.names])
         for reason in unused_settings(config):
             log.warning("%s", reason)
 
-    @property
-    def updates(self) -> int:
-        """Batches taken, including skipped ones: the position in the critic's schedule, which the policy's follows by
-        `critic.warmup_batches`."""
-        return self._updates
-
-    @property
-    def skipped_updates(self) -> int:
-        """Optimizer steps skipped because their loss or gradient was not finite."""
-        return self._skipped_updates
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """The policy; `update` changes its weights in place."""
-        return self._model
-
     def weights(self, dtype: torch.dtype | None = None) -> PublishedWeights:
         """The policy's full weights, as rollouts load them, one at a time."""
-        return PublishedWeights(self._model, dtype, self._ranks)
+        return PublishedWeights(self.model, dtype, self._ranks)
 
     def update(self, rows: Sequence[MicroBatch]) -> dict[str, float]:
         """Train one global batch, whose parts on this rank are `rows`, and return metrics.
@@ -154,18 +141,18 @@ class Learner:
         token_metrics = TokenMetrics(has_kl_penalty=kl_in_loss, clip_can_bind=can_bind)
         mismatch = Mismatch(current_versions(batch.versions, rows[0].batch))
         rewards, advantages, targets = self._score_batch(batch, metadata, token_metrics)
-        policy_updates = self._updates - (0 if self._critic is None else self.config.critic.warmup_batches)
+        policy_updates = self.updates - (0 if self._critic is None else self.config.critic.warmup_batches)
         rate = learning_rate(policy_updates, self.config) if policy_updates >= 0 else 0.0
         metrics = batch_metrics(metadata, advantages)
         if policy_updates >= 0:
             metrics |= self._train_policy(batch, metadata, targets, rate, token_metrics, mismatch)
         if self._critic is not None:
-            critic_rate = learning_rate(self._updates, self.config)
+            critic_rate = learning_rate(self.updates, self.config)
             metrics |= self._train_critic(self._critic, batch, metadata, rewards, critic_rate)
-        self._updates += 1
+        self.updates += 1
         metrics |= token_metrics.means(self._data) | mismatch.means(self._data) | self._device_turns.seconds()
         self._alarm.check(metrics)
-        return metrics | {"learning_rate": rate, "skipped_updates": float(self._skipped_updates)}
+        return metrics | {"learning_rate": rate, "skipped_updates": float(self.skipped_updates)}
 
     def state(self) -> LearnerState:
         """The state, as `restore` takes it: this rank's part."""
@@ -174,8 +161,8 @@ class Learner:
             weights=self._actor.weights(),
             moments=self._actor.moments(),
             random_state=torch.get_rng_state(),  # the CPU's: on a GPU nothing is drawn
-            updates=self._updates,
-            skipped_updates=self._skipped_updates,
+            updates=self.updates,
+            skipped_updates=self.skipped_updates,
             critic_weights={} if critic is None else critic.weights(),
             critic_moments={} if critic is None else critic.moments(),
         )
@@ -204,8 +191,8 @@ class Learner:
         random_state = torch.get_rng_state()
         read_into(source, {RANDOM_STATE: random_state})
         torch.set_rng_state(random_state)
-        self._updates = source.updates
-        self._skipped_updates = source.skipped_updates
+        self.updates = source.updates
+        self.skipped_updates = source.skipped_updates
 
     def _join(self, rows: Sequence[MicroBatch]) -> TrainingBatch:
         """This rank's part of the batch, which is that of its context group. Raises ValueError on every rank if any
@@ -213,7 +200,7 @@ class Learner:
         """
         try:
             batch, reason = concatenate([join_parts(each) for each in gather_rows(rows, self._context)]), None
-            reject_unknown_tokens(batch, self._model.get_input_embeddings().num_embeddings)
+            reject_unknown_tokens(batch, self.model.get_input_embeddings().num_embeddings)
         except ValueError as error:
             batch, reason = None, error
         if self._ranks.maximum(reason is not None):
@@ -346,7 +333,7 @@ class Learner:
         Returns the gradient's norm, and counts a skipped step.
         """
         norm = trained.step(rate, finite=not self._ranks.maximum(not math.isfinite(loss)))
-        self._skipped_updates += not math.isfinite(norm)
+        self.skipped_updates += not math.isfinite(norm)
         return norm
 
     def _step_rows(self, metadata: GlobalBatchMetadata) -> Iterator[np.ndarray]:
