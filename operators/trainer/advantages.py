@@ -82,9 +82,8 @@ def group_normalised(rewards: Rewards, config: AlgorithmConfig) -> Tensor:
 
     A group of one has advantage 0, unless its conversations have different rewards.
     """
-    totals, groups, weights = rewards.totals(), rewards.groups, rewards.weights()
-    centred = totals - group_means(totals, groups, weights)
-    return (centred / (group_stds(totals, groups, weights) + config.std_epsilon)).repeat_interleave(rewards.lengths)
+    stds = group_stds(rewards.totals(), rewards.groups, rewards.weights())
+    return (_centred(rewards) / (stds + config.std_epsilon)).repeat_interleave(rewards.lengths)
 
 
 def group_centred(rewards: Rewards, config: AlgorithmConfig) -> Tensor:
@@ -116,7 +115,8 @@ def whitened_returns(rewards: Rewards, config: AlgorithmConfig) -> Tensor:
 
     R_t = Σ_{s≥t} γ^(s−t) r_s.
     """
-    return whiten(_returns(rewards.per_token(), rewards.lengths, config.discount))
+    rewards_of_tokens = _padded(rewards.per_token(), rewards.lengths)
+    return whiten(_unpadded(_discounted(rewards_of_tokens, config.discount), rewards.lengths))
 
 
 def group_centred_whitened(rewards: Rewards, config: AlgorithmConfig) -> Tensor:
@@ -153,10 +153,6 @@ def whiten(values: Tensor) -> Tensor:
     if len(values) < 2:
         return torch.zeros_like(values)
     return (values - values.mean()) / (values.var(correction=1) + 1e-8).sqrt()
-
-
-def _returns(token_rewards: Tensor, lengths: Tensor, discount: float) -> Tensor:
-    return _unpadded(_discounted(_padded(token_rewards, lengths), discount), lengths)
 
 
 def _discounted(steps: Tensor, factor: float) -> Tensor:

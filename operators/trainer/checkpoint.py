@@ -102,29 +102,18 @@ def complete_checkpoint(
     """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, not {keep}")
-    folder = root / str(position.version)
+    folder, unfinished = root / str(position.version), _unfinished(root, position)
     with _explained(root, position):
-        _finish(root, folder, _unfinished(root, position), state, position, files)
+        write_manifest(unfinished, state, position, files)
+        if isinstance(root, Path) and isinstance(unfinished, Path):
+            sync_path(unfinished)
+            unfinished.rename(str(folder))
+            sync_path(root)
+            for leftover in root.glob(f"{_UNFINISHED}*"):  # from processes killed while writing; a run has one trainer
+                if not _is_newer(leftover, position.version):
+                    shutil.rmtree(leftover, ignore_errors=True)
     _prune(root, keep, keep_every)
     return folder
-
-
-def _finish(
-    root: StorageFolder,
-    folder: StorageFolder,
-    unfinished: StorageFolder,
-    state: LearnerState,
-    position: TrainerPosition,
-    files: Sequence[RankFile],
-) -> None:
-    write_manifest(unfinished, state, position, files)
-    if isinstance(root, Path) and isinstance(unfinished, Path):
-        sync_path(unfinished)
-        unfinished.rename(str(folder))
-        sync_path(root)
-        for leftover in root.glob(f"{_UNFINISHED}*"):  # from processes killed while writing; a run has one trainer
-            if not _is_newer(leftover, position.version):
-                shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _is_newer(unfinished: Path, version: PolicyVersion) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 
@@ -101,20 +100,18 @@ class CheckpointWriter:
         self._closed.set()
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def _persist(self, write: Callable[[], object]) -> None:
-        persist(write, self._config.checkpoint_tries)
-
     def _keep(self) -> dict[str, int]:
         return {"keep": self._config.checkpoints_kept, "keep_every": self._config.keep_every}
 
     def _write_alone(self, state: LearnerState, position: TrainerPosition) -> None:
-        self._persist(lambda: write_checkpoint(self._checkpoints, state, position, **self._keep()))
+        tries = self._config.checkpoint_tries
+        persist(lambda: write_checkpoint(self._checkpoints, state, position, **self._keep()), tries)
 
     def _write_part(self, state: LearnerState, position: TrainerPosition) -> RankFile:
-        ranks, files = self._training.ranks, list[RankFile]()
-        self._persist(lambda: files.append(write_part(self._checkpoints, state, position, ranks)))
-        self._training.rendezvous.post(_note(position, ranks.rank), json.dumps(asdict(files[0])))
-        return files[0]
+        ranks, tries = self._training.ranks, self._config.checkpoint_tries
+        file = persist(lambda: write_part(self._checkpoints, state, position, ranks), tries)
+        self._training.rendezvous.post(_note(position, ranks.rank), json.dumps(asdict(file)))
+        return file
 
     def _complete(self, own: Future[RankFile], state: LearnerState, position: TrainerPosition) -> None:
         """Wait for the parts of all ranks, then write the manifest. Raises RankLost if one of them has ended."""
@@ -129,7 +126,8 @@ class CheckpointWriter:
                     )
                 self._training.rendezvous.check()
             files.append(RankFile(**json.loads(note)))
-        self._persist(lambda: complete_checkpoint(self._checkpoints, state, position, files, **self._keep()))
+        tries = self._config.checkpoint_tries
+        persist(lambda: complete_checkpoint(self._checkpoints, state, position, files, **self._keep()), tries)
 
 
 def _note(position: TrainerPosition, rank: int) -> str:

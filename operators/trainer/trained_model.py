@@ -77,12 +77,26 @@ class TrainedModel:
         return {name: parameter.detach() for name, parameter in self._parameters.items()}
 
     def moments(self) -> dict[str, Tensor]:
-        """The optimizer's state by name, not copied; empty before the first step."""
-        return moments(self._optimizer, self._parameters)
+        """AdamW's state by name, not copied: `exp_avg.<parameter>`, `exp_avg_sq.<parameter>`, `step.<parameter>`.
+
+        Empty before the first step.
+        """
+        return {
+            f"{kind}.{name}": self._optimizer.state[parameter][kind]
+            for name, parameter in self._parameters.items()
+            if parameter in self._optimizer.state
+            for kind in ("exp_avg", "exp_avg_sq", "step")
+        }
 
     def allocate_moments(self) -> dict[str, Tensor]:
-        """`moments`, allocated if there were none."""
-        allocate_moments(self._optimizer, self._parameters)
+        """`moments`; zeros for a parameter that has none, as the first step would allocate."""
+        for parameter in self._parameters.values():
+            if parameter not in self._optimizer.state:
+                self._optimizer.state[parameter] = {
+                    "step": torch.zeros((), device=parameter.device),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
         self._move_moments(HOST)
         return self.moments()
 
@@ -137,27 +151,3 @@ def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
                 devices.add(value.device)
                 state[name] = moved(value, device)
     synchronize(*devices)
-
-
-def moments(optimizer: torch.optim.AdamW, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """AdamW's state as named tensors: `exp_avg.<parameter>`, `exp_avg_sq.<parameter>`, `step.<parameter>`.
-
-    Empty before the first step.
-    """
-    return {
-        f"{kind}.{name}": optimizer.state[parameter][kind]
-        for name, parameter in parameters.items()
-        if parameter in optimizer.state
-        for kind in ("exp_avg", "exp_avg_sq", "step")
-    }
-
-
-def allocate_moments(optimizer: torch.optim.AdamW, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Allocate the state of every parameter that has none, as the first step would: zeros."""
-    for parameter in parameters.values():
-        if parameter not in optimizer.state:
-            optimizer.state[parameter] = {
-                "step": torch.zeros((), device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }

@@ -70,7 +70,7 @@ def write_parts(weights: FullWeights, ranks: Ranks, write: Callable[[WeightPart]
     `write` writes a part into the file, None on a rank that does not have it. Raises what it raises, and RuntimeError
     for a part that is not within its tensor.
     """
-    remote = [rank for rank, lacks in enumerate(_gathered(ranks, write is None)) if lacks]
+    remote = [rank for rank, lacks in enumerate(ranks.gather(torch.tensor([int(write is None)]))) if lacks]
     if 0 in remote:
         raise RuntimeError("rank 0 has no file to write")
     for part in weights.parts():
@@ -109,10 +109,6 @@ def _receive(own: WeightPart, rank: int) -> WeightPart:
     if count:
         dist.recv(elements.view(torch.uint8), rank)
     return WeightPart(own.ranges, begin, elements, own.dtype)
-
-
-def _gathered(ranks: Ranks, flag: bool) -> Iterator[bool]:
-    return (bool(each) for each in ranks.gather(torch.tensor([flag], dtype=torch.int64)))
 
 
 def _machine() -> str:
