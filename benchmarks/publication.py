@@ -79,14 +79,14 @@ def measure(folder: Path, ranks: int, dtype: str, repetitions: int, *, remote: b
             joint_actions.open_file = lambda *_: nullcontext()  # type: ignore[assignment, return-value]
         training = open_training(own)
         for _ in range(_WARM_UPS + repetitions):
-            training.join_after_training()
+            training.joint.after_training()
 
     def open_training(own: Rendezvous) -> RankTraining:
         return RankTraining(config, folder / "model", folder / "none", 1, own, dtype=dtype)
 
     with forked_ranks(config, follow, folder / f"{ranks}") as own:
         training = open_training(own)
-        specs = tensor_specs(training.weights.specs())
+        specs = tensor_specs(training.joint.rounded.specs())
         stalls, copies, size = [], [], 0
         with (
             temporary_store(default_root("publication")) as store,
@@ -94,7 +94,7 @@ def measure(folder: Path, ranks: int, dtype: str, repetitions: int, *, remote: b
         ):
             for number in range(1, _WARM_UPS + repetitions + 1):
                 began = now()
-                publish(to, training.weights, PolicyVersion(1, number))
+                publish(to, training.joint, PolicyVersion(1, number))
                 stalls.append(since(began))
                 to.flush()
                 size = store.path(PolicyVersion(1, number)).stat().st_size

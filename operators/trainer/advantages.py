@@ -115,8 +115,7 @@ def whitened_returns(rewards: Rewards, config: AlgorithmConfig) -> Tensor:
 
     R_t = Σ_{s≥t} γ^(s−t) r_s.
     """
-    rewards_of_tokens = _padded(rewards.per_token(), rewards.lengths)
-    return whiten(_unpadded(_discounted(rewards_of_tokens, config.discount), rewards.lengths))
+    return whiten(_returns(rewards.per_token(), rewards.lengths, config.discount))
 
 
 def group_centred_whitened(rewards: Rewards, config: AlgorithmConfig) -> Tensor:
@@ -153,6 +152,10 @@ def whiten(values: Tensor) -> Tensor:
     if len(values) < 2:
         return torch.zeros_like(values)
     return (values - values.mean()) / (values.var(correction=1) + 1e-8).sqrt()
+
+
+def _returns(token_rewards: Tensor, lengths: Tensor, discount: float) -> Tensor:
+    return _unpadded(_discounted(_padded(token_rewards, lengths), discount), lengths)
 
 
 def _discounted(steps: Tensor, factor: float) -> Tensor:

@@ -32,7 +32,7 @@ def fold_with_ranks(training: RankTraining, fold: Callable[[], list[Output]]) ->
 
     Raises RankLost if another rank has ended, or was stopped while this one was not: both begin again.
     """
-    if training.stopped:
+    if training.joint.stopped:
         return []
     use_device(training.device)  # runners fold on any of their threads
     try:
@@ -64,7 +64,10 @@ def keep_newest(training: RankTraining, checkpoints: CheckpointWriter, is_publis
         log.warning("the run stops without a checkpoint of version %s: %s", training.position.version, error)
     finally:
         if decision is _LEAVE:
-            _post_quietly(rendezvous, decision)
+            try:
+                rendezvous.post(_NOTE, decision)
+            except RuntimeError as error:
+                log.debug("the other ranks have ended: %s", error)
 
 
 def keep_with_rank_0(training: RankTraining, checkpoints: CheckpointWriter) -> None:
@@ -81,7 +84,7 @@ def keep_with_rank_0(training: RankTraining, checkpoints: CheckpointWriter) -> N
 def _stopped_after_training(training: RankTraining, checkpoints: CheckpointWriter) -> bool:
     """Stop training. Return whether batches were trained; the last checkpoint that was begun is complete then."""
     use_device(training.device)  # as in `fold_with_ranks`
-    training.stop()
+    training.joint.stop()
     if training.trained == 0:
         return False
     checkpoints.finish()
@@ -93,10 +96,3 @@ def _decision(rendezvous: Rendezvous) -> str:
     while (note := rendezvous.posted(_NOTE)) is None:
         time.sleep(_POLL_S)
     return note
-
-
-def _post_quietly(rendezvous: Rendezvous, decision: str) -> None:
-    try:
-        rendezvous.post(_NOTE, decision)
-    except RuntimeError as error:
-        log.debug("the other ranks have ended: %s", error)

@@ -10,7 +10,7 @@ point, so all have the same version and can write a checkpoint of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, KeysView, Mapping
 from enum import IntEnum
 from functools import cached_property, partial
 from pathlib import Path
@@ -46,20 +46,20 @@ class _Action(IntEnum):
 class JointActions:
     """The joint actions of one rank of `rendezvous`: write `rounded` weights, for rollouts, or gather `full` ones.
 
-    The weights are on `device`. With a single rank nothing is exchanged. All methods but `stop` raise RanksStop if
-    another rank stops.
+    The weights are on `device`. For the publisher they are tensors that write themselves (`TensorWriter`). With a
+    single rank nothing is exchanged. All methods but `stop` raise RanksStop if another rank stops.
     """
 
     def __init__(self, rendezvous: Rendezvous, device: torch.device, rounded: FullWeights, full: FullWeights) -> None:
         self._rendezvous, self._store, self._ranks = rendezvous, rendezvous.store, rendezvous.ranks
         self._device = device
-        self._rounded, self._full = rounded, full
+        self.rounded, self.full = rounded, full
         self._joined = 0
         """Actions of rank 0 that this rank has taken part in."""
         self._undecided = False
         """Whether the others wait, after a batch, for rank 0 to publish or not."""
         self.stopped = False
-        """Whether the ranks have stopped."""
+        """Whether the ranks have stopped together: none may train any more."""
 
     def before_training(self) -> None:
         """Join what rank 0 wants before the next batch. Every rank calls it when it has the batch."""
@@ -69,7 +69,7 @@ class JointActions:
 
     def after_training(self) -> None:
         """Wait until rank 0 has decided whether to publish the weights, and join; rank 0 decides by what it calls next:
-        `write`, `gather` or `proceed`.
+        `write_to`, `gather` or `proceed`.
         """
         if self._ranks.rank == 0:
             self._undecided = self._ranks.count > 1
@@ -91,19 +91,23 @@ class JointActions:
             self._store.add(_STOPS, 1)
             self._exchange(_Action.STOP)
 
-    def write(self, file: Path, views: Mapping[str, np.ndarray]) -> None:
+    def keys(self) -> KeysView[str]:
+        """The names of the weights."""
+        return self.rounded.specs().keys()
+
+    def write_to(self, file: Path, views: Mapping[str, np.ndarray]) -> None:
         """Write all ranks' rounded weights into `file`, whose bytes of each tensor are `views`. Rank 0 calls it."""
         if self._store is not None:
             self._rendezvous.post(_FILE, describe_file(file))
         self._begin(_Action.WRITE)
         with watch_ranks(self._rendezvous, self._device):
-            write_parts(self._rounded, self._ranks, lambda part: part.write(views))
+            write_parts(self.rounded, self._ranks, lambda part: part.write(views))
 
     def gather(self) -> Iterator[tuple[str, Tensor]]:
         """Gather the full weights, one tensor at a time, on rank 0, which calls it."""
         self._begin(_Action.GATHER)
         with watch_ranks(self._rendezvous, self._device):
-            yield from self._full.items()
+            yield from self.full.items()
 
     def proceed(self) -> None:
         """Let ranks that wait for a decision continue. Only rank 0 has such ranks."""
@@ -126,17 +130,17 @@ class JointActions:
         self._joined += 1
         with watch_ranks(self._rendezvous, self._device):
             if action == _Action.GATHER:
-                for _ in self._full.items():
+                for _ in self.full.items():
                     pass
                 return True
             with open_file(self._rendezvous.posted(_FILE) or "", self._layout) as file:
                 write = None if file is None else partial(WeightPart.write_to_file, file=file, places=self._places)
-                write_parts(self._rounded, self._ranks, write)
+                write_parts(self.rounded, self._ranks, write)
         return True
 
     @cached_property
     def _layout(self) -> Layout:
-        return layout_of(self._rounded)
+        return layout_of(self.rounded)
 
     @cached_property
     def _places(self) -> dict[str, int]:

@@ -6,11 +6,10 @@ import logging
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, KeysView, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -24,7 +23,6 @@ from operators.trainer.checkpoint import find_checkpoints
 from operators.trainer.checkpoint_files import StoredState, TrainerPosition
 from operators.trainer.config import BUILT_IN_LEARNER
 from operators.trainer.joint_actions import JointActions
-from operators.trainer.learner_contract import FullWeights
 from operators.trainer.learner_state import LearnerState
 from operators.trainer.learners import open_learner
 from operators.trainer.persist import CheckpointError, persist
@@ -51,10 +49,8 @@ class RankTraining:
 
     device: torch.device
     """The device of this rank's part of the model."""
-    weights: RankWeights
-    """The policy's weights, rounded to the rollouts' data type, which all ranks write."""
-    full_weights: GatheredWeights
-    """The policy's full weights as they are trained."""
+    joint: JointActions
+    """What this rank does together with the others between two batches."""
 
     def __init__(
         self,
@@ -103,8 +99,7 @@ class RankTraining:
         except ValueError as error:  # each start would raise it again
             raise CannotTrain(f"the trainer cannot start: {error}") from error
         rounded, full = self._learner.weights(getattr(torch, dtype)), self._learner.weights()
-        self._joint = JointActions(self.rendezvous, self.device, rounded, full)
-        self.weights, self.full_weights = RankWeights(rounded, self._joint), GatheredWeights(full, self._joint)
+        self.joint = JointActions(self.rendezvous, self.device, rounded, full)
 
     def _resume(self, checkpoints: StorageFolder, shards: int) -> None:
         """Continue from the newest of `checkpoints`, if there is one. Raises as `_restore`."""
@@ -170,7 +165,7 @@ class RankTraining:
         Raises ValueError if the batch cannot be trained: its version then has the weights of the one before.
         """
         self._missing_since = None
-        self._joint.before_training()
+        self.joint.before_training()
         batch = self._complete.popleft()
         rows = sum(len(part.trajectory_ids) for part in batch.parts)
         gathered = self._exchange("train the same batch", [batch.number], [*batch.next_offsets, rows])
@@ -211,7 +206,7 @@ class RankTraining:
         the next batch stays missing in the log for `missing_batch_wait_s`.
         """
         self.rendezvous.check()
-        self._joint.while_idle()
+        self.joint.while_idle()
         missing = self._assembly.missing()
         if missing is None:
             self._missing_since = None
@@ -221,23 +216,6 @@ class RankTraining:
             log.warning("%s", missing)
         if time.monotonic() - self._missing_since >= self._config.missing_batch_wait_s:
             raise missing
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the ranks have stopped together: none may train any more."""
-        return self._joint.stopped
-
-    def stop(self) -> None:
-        """Stop together with the other ranks, at the same version. With a single rank it does nothing."""
-        self._joint.stop()
-
-    def join_after_training(self) -> None:
-        """After each batch: wait, on ranks other than 0, until rank 0 has published the weights or calls `proceed`."""
-        self._joint.after_training()
-
-    def proceed(self) -> None:
-        """Let the other ranks continue if the weights were not published after the last batch. Only rank 0 calls it."""
-        self._joint.proceed()
 
     def state(self) -> LearnerState:
         """The learner's state: this rank's part."""
@@ -278,40 +256,6 @@ class RankTraining:
         if (gathered[:, : len(shared)] != gathered[0, : len(shared)]).any():
             raise RuntimeError(f"ranks do not {action}: {gathered.tolist()}")
         return gathered[:, len(shared) :]
-
-
-class RankWeights:
-    """The policy's weights, of which each rank writes its part into a version. Only rank 0 publishes them."""
-
-    def __init__(self, weights: FullWeights, joint: JointActions) -> None:
-        self._weights, self._joint = weights, joint
-
-    def specs(self) -> dict[str, Tensor]:
-        """Names, dtypes and shapes of the weights."""
-        return self._weights.specs()
-
-    def keys(self) -> KeysView[str]:
-        """The names of the weights."""
-        return self._weights.specs().keys()
-
-    def write_to(self, file: Path, views: Mapping[str, np.ndarray]) -> None:
-        """Write all ranks' parts into `file`, whose bytes of each tensor are `views`."""
-        self._joint.write(file, views)
-
-
-class GatheredWeights:
-    """The policy's full weights, gathered from all ranks when they are taken. Only rank 0 takes them."""
-
-    def __init__(self, weights: FullWeights, joint: JointActions) -> None:
-        self._weights, self._joint = weights, joint
-
-    def specs(self) -> dict[str, Tensor]:
-        """Names, dtypes and shapes of the weights."""
-        return self._weights.specs()
-
-    def items(self) -> Iterator[tuple[str, Tensor]]:
-        """Each of the weights with its name, one at a time."""
-        return self._joint.gather()
 
 
 def start_rank_training(

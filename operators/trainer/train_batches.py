@@ -98,7 +98,7 @@ class _Training:
         self._published = PublishedBatches(epoch, published)
         self._manifests = ManifestOffsets(persist(self._checkpoints.kept, step.config.checkpoint_tries))
         shard, parent = step.shard, self._training.resumed_from
-        specs = tensor_specs(self._training.weights.specs())
+        specs = tensor_specs(self._training.joint.rounded.specs())
         store = WeightStore(step.store, step.keep_versions)
         self._publishing = Publishing(
             store, lambda: BoundedProducer(shard.client), shard.run, specs, parent, step.publish
@@ -200,7 +200,7 @@ class _Training:
             # Versions that an earlier epoch has published are not published again, except the last of them.
             if batch.number >= self._published.last_before_epoch or self._training.done:
                 self._publish()
-            self._training.proceed()
+            self._training.joint.proceed()
         self._idle_since = time.perf_counter()
         synced = publishing.seconds
         values |= {
@@ -230,7 +230,7 @@ class _Training:
             if batch.parts:
                 rejected = RejectedMicroBatch(0, batch.next_offsets[0] - 1, str(error))
                 outputs += dead_letters([rejected], self._step.shard.run, wall_ms())
-        self._training.join_after_training()
+        self._training.joint.after_training()
         self._model_seconds += time.thread_time() - started
         self._versions.add_batch(batch.number, trained="batches/untrained" not in values)
         return values, outputs
@@ -285,8 +285,9 @@ class FinalModel:
             persist(self._write, self.tries)
 
     def _write(self) -> None:
-        weights = self.training.full_weights
+        joint = self.training.joint
         try:
-            write_model(self.training.model, load_tokenizer(self.model), weights.specs(), weights.items(), self.folder)
+            tokenizer = load_tokenizer(self.model)
+            write_model(self.training.model, tokenizer, joint.full.specs(), joint.gather(), self.folder)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"cannot write the final model to {self.folder.absolute()}: {error}") from error

@@ -82,7 +82,7 @@ class _FollowerTraining:
             self._training.train()
         except ValueError as error:
             log.error("a batch cannot be trained: %s", error)  # rank 0 writes the dead letter
-        self._training.join_after_training()
+        self._training.joint.after_training()
         if self._training.checkpoint_due:
             self._checkpoints.begin()
         return outputs

@@ -77,7 +77,7 @@ class VersionPublisher:
         if (resumed := self.resumed) is None:
             return
         try:
-            self._publishing.restore_version(self._training.weights, resumed)
+            self._publishing.restore_version(self._training.joint, resumed)
             self.resumed = None
         except StoreError as error:
             log.error("version %s is not in the store: %s", resumed.version, error)
@@ -90,7 +90,7 @@ class VersionPublisher:
         self._batches, self._untrained = [], []  # the publisher keeps the batches that no manifest names yet
         try:
             return self._publisher.publish(
-                self._training.weights,
+                self._training.joint,
                 position.version,
                 step=position.version.number,
                 batches=batches,

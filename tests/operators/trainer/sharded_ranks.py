@@ -129,7 +129,7 @@ def run(folder: Path, name: str, rendezvous: Rendezvous) -> dict[str, object]:
     ranks, checkpoints, memory = rendezvous.ranks, folder / name, Memory()
 
     def publish(training: RankTraining, version: VersionBytes) -> None:
-        training.join_after_training()
+        training.joint.after_training()
         version.write(training)
 
     def checkpoint(training: RankTraining) -> None:
@@ -175,7 +175,7 @@ def stop(training: RankTraining, writer: CheckpointWriter) -> bool:
     rank = training.ranks.rank
     with suppress(RanksStop):
         if rank == 1:
-            training._joint.before_training()
+            training.joint.before_training()
         while rank == 2:
             training.check()
     if rank == 0:
@@ -184,14 +184,14 @@ def stop(training: RankTraining, writer: CheckpointWriter) -> bool:
         keep_with_rank_0(training, writer)
     writer.close()
     training.ranks.maximum(0)  # rank 0 has completed the checkpoint
-    return training.stopped or training.ranks.count == 1
+    return training.joint.stopped or training.ranks.count == 1
 
 
 class VersionBytes:
     """A file in shared memory that the ranks write, mapped by rank 0 with all its pages."""
 
     def __init__(self, training: RankTraining) -> None:
-        self._layout = layout_of(training.weights)  # type: ignore[arg-type]
+        self._layout = layout_of(training.joint.rounded)  # type: ignore[arg-type]
         self._memory = None
         if training.ranks.rank == 0:
             self._memory = VersionMemory(SHARED_MEMORY / f"{os.getpid()}.1.partial", self._layout.size)
@@ -201,7 +201,7 @@ class VersionBytes:
     def write(self, training: RankTraining) -> None:
         """Write all ranks' weights, on rank 0."""
         if self._memory is not None:
-            training.weights.write_to(self._memory.path, self._layout.tensor_views(memoryview(self._memory.map)))
+            training.joint.write_to(self._memory.path, self._layout.tensor_views(memoryview(self._memory.map)))
 
     def digest(self) -> str:
         """The digest of the tensors in the file, which is removed; empty on other ranks."""
@@ -223,13 +223,13 @@ def publish_while_idle(training: RankTraining) -> list[str]:
         version = VersionBytes(training)
         version.write(training)
         digests.append(version.digest())
-        while training.ranks.rank and training._joint._joined < 2 + number:
+        while training.ranks.rank and training.joint._joined < 2 + number:
             if number == 0:
                 training.check()
             else:
-                training._joint.before_training()
+                training.joint.before_training()
     if training.ranks.rank == 0:
-        training._joint.before_training()
+        training.joint.before_training()
     return digests
 
 

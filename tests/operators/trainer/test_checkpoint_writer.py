@@ -147,10 +147,10 @@ def test_other_ranks_are_watched_wherever_layers_are_gathered(
     write_checkpoint(tmp_path / "checkpoints", training.state(), training.position)
     resumed = RankTraining(CONFIG, tmp_path / "model", tmp_path / "checkpoints", 2)
     assert resumed.resumed_from == PolicyVersion(1, 1)
-    resumed.weights.write_to(tmp_path / "model" / "config.json", {})
+    resumed.joint.write_to(tmp_path / "model" / "config.json", {})
     for action in (joint_actions._Action.WRITE, joint_actions._Action.GATHER):
-        assert resumed._joint._join(action)
-    list(resumed.full_weights.items())
+        assert resumed.joint._join(action)
+    list(resumed.joint.gather())
     assert done == ["open", "restore", "write", "write", "gather", "gather"]
 
 
@@ -217,7 +217,7 @@ def test_clean_stop_waits_for_a_decision_of_rank_0_however_late(
 ) -> None:
     store, now = dist.HashStore(), [0.0]
     training.rendezvous = Rendezvous(Ranks(1, 2), store)
-    training.stop = lambda: None  # type: ignore[method-assign]
+    training.joint.stop = lambda: None  # type: ignore[method-assign]
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
@@ -241,7 +241,7 @@ def test_clean_stop_ends_if_rank_0_ends_before_its_decision(
             raise dist.DistNetworkError("connection reset")
 
     training.rendezvous = Rendezvous(Ranks(1, 2), Ended())
-    training.stop = lambda: None  # type: ignore[method-assign]
+    training.joint.stop = lambda: None  # type: ignore[method-assign]
     writer = CheckpointWriter(CONFIG, training, tmp_path / "checkpoints")
     keep_with_rank_0(training, writer)
     assert "without this rank's part of version 1.1: rank 0 has ended" in caplog.text

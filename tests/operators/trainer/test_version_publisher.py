@@ -17,7 +17,7 @@ def test_failed_publish_that_a_restore_reports_is_retried() -> None:
         raise PublishFailed("version 2.0 was not published: the log is not available")
 
     publishing: Any = SimpleNamespace(publisher=None, restore_version=fail)
-    training: Any = SimpleNamespace(weights=None)
+    training: Any = SimpleNamespace(joint=None)
     versions = VersionPublisher(publishing, training)
     versions.resumed = resumed = manifest(PolicyVersion(1, 0))
     versions.restore_resumed()
