@@ -19,8 +19,4 @@ def quiet_libraries() -> None:
     # kafka-python logs each reconnect, and what it cancels as it closes, as an error; it raises what fails.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     for name in _LOGGERS:
-        logging.getLogger(name).addFilter(_is_wanted)
-
-
-def _is_wanted(record: logging.LogRecord) -> bool:
-    return not str(record.msg).startswith(_NOISE)
+        logging.getLogger(name).addFilter(lambda record: not str(record.msg).startswith(_NOISE))

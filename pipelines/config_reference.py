@@ -188,7 +188,7 @@ def _sections(kind: Any, key: str, value: Any, optional: bool = False) -> Iterat
         current = getattr(value, name, dataclasses.MISSING)
         if inner is None:
             own.append(_setting(kind, name, dotted, hint, current))
-        elif _is_list(hint):
+        elif get_origin(hint) in (tuple, list):
             below.append((inner, f"{dotted}[]", dataclasses.MISSING))
         else:
             below.append((inner, dotted, current))
@@ -248,10 +248,6 @@ def _table_of(hint: Any) -> Any:
     """The configuration class in `hint`, which may be optional or a list; None if there is none."""
     parts = (part for part in (hint, *get_args(hint)) if isinstance(part, type))
     return next(filter(dataclasses.is_dataclass, parts), None)
-
-
-def _is_list(hint: Any) -> bool:
-    return get_origin(hint) in (tuple, list)
 
 
 def _classes(kind: Any) -> Iterator[Any]:

@@ -31,6 +31,7 @@ COMPONENT_MEAN, COMPONENT_TRAJECTORIES = "component/mean", "component/trajectori
 _LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 _LABELLED = re.compile(rf"([^{{}}]+)\{{({_LABEL.pattern}(?:,{_LABEL.pattern})*)\}}", re.DOTALL)
 _ESCAPED = {"\\": "\\\\", '"': '\\"', "\n": "\\n"}
+_ESCAPES = str.maketrans(_ESCAPED)
 _UNESCAPED = {escaped[1]: plain for plain, escaped in _ESCAPED.items()}
 _NAMES_OF_0_2_0 = re.compile(
     r"(drawn|refused_share|trajectories|questions|curriculum/level|curriculum/success"
@@ -43,7 +44,7 @@ def labelled(name: str, **labels: str) -> str:
     """`name` with `labels`; without labels `name` itself."""
     if not labels:
         return name
-    written = ",".join(f'{label}="{_escape(value)}"' for label, value in labels.items())
+    written = ",".join(f'{label}="{value.translate(_ESCAPES)}"' for label, value in labels.items())
     return f"{name}{{{written}}}"
 
 
@@ -69,10 +70,6 @@ def by_label(values: Mapping[str, float], label: str) -> dict[str, dict[str, flo
         if label in labels:
             found.setdefault(labels[label], {})[name] = value
     return found
-
-
-def _escape(text: str) -> str:
-    return "".join(_ESCAPED.get(each, each) for each in text)
 
 
 def _unescape(text: str) -> str:

@@ -90,7 +90,8 @@ class RemotePeer:
         except Disconnected:
             raise
         except BaseException as error:  # noqa: BLE001 - it is the other program's to handle
-            reply = {"error": self._describe(error, encoder)}
+            described = [encoder.encode(type(error)), [encoder.encode(each) for each in error.args], self._refer(error)]
+            reply = {"error": described}
         self._send({**reply, "table": encoder.finish()})
 
     def _perform(self, operation: str, arguments: list[Any]) -> Any:
@@ -147,9 +148,6 @@ class RemotePeer:
 
     async def _await(self, coroutine: Proxy) -> Any:
         return self.request("await", coroutine)
-
-    def _describe(self, error: BaseException, encoder: Encoder) -> Any:
-        return [encoder.encode(type(error)), [encoder.encode(each) for each in error.args], self._refer(error)]
 
     def _error(self, described: list[Any], decoder: Decoder) -> BaseException:
         kind, arguments, remote = described

@@ -282,7 +282,8 @@ class Publisher:
             self._announce(manifest)
         finally:
             self._store.evict()
-        self._reserve()
+        with suppress(StoreError):  # the next publish reports the lack of memory
+            self._store.reserve(self._layout.size)  # pages take many times as long to allocate as to copy into
         return manifest
 
     def _prepare(self) -> None:
@@ -297,8 +298,3 @@ class Publisher:
             except StoreError:  # the first publish reports the lack of memory
                 pass
             return
-
-    def _reserve(self) -> None:
-        """Reserve memory for the next version: allocating pages takes many times as long as copying into them."""
-        with suppress(StoreError):  # the next publish reports the lack of memory
-            self._store.reserve(self._layout.size)

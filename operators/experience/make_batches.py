@@ -222,7 +222,7 @@ class _Buffering(ShardFold):
                 self._dead_letters.append(self._dead_letter(member, bad.reason))
         elif self._prompt_order is not None and member.number < 0:
             self._drop([member], "imported: over_age = wait trains only prompts of this run, in their order")
-        elif (refusal := self._refusal(member)) is not None:
+        elif refusal := next(filter(None, (writer.refuse(member) for writer in self._writers)), None):
             self._drop([member], refusal)
         else:
             return True
@@ -232,9 +232,6 @@ class _Buffering(ShardFold):
         block = member.block
         received = ReceivedRecord(EXPERIENCES.short_name, block.partition, block.offset, member.experience())
         return dead_letter(received, "make batches", f"{member.trajectory_id}: {reason}", self._now())
-
-    def _refusal(self, member: GroupMember) -> str | None:
-        return next(filter(None, (writer.refuse(member) for writer in self._writers)), None)
 
     def _add_closed(self, group: Group) -> None:
         """Make a closed group ready, unless the sampler refuses it or an earlier start has proposed it."""

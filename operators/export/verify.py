@@ -67,8 +67,8 @@ def verify(root: StorageFolder, log_rows: LogRows | None = None) -> Verification
     result.compared = log_rows is not None
     parts = _published(root, read_parts(root))
     for part in parts:
-        problems = _part_problems(root, contents, part, log_rows)
-        result.problems += [f"{part.file or _range(part)}: {problem}" for problem in problems]
+        where = part.file or f"partition {part.partition}, offsets {part.first} to {part.last}"
+        result.problems += [f"{where}: {problem}" for problem in _part_problems(root, contents, part, log_rows)]
     known = {part.file for part in parts}
     for file in list_folder(root / DATA):
         if not file.name.startswith(TEMPORARY) and file.name not in known:
@@ -135,10 +135,6 @@ def _part_problems(
 
 def _keys(rows: pa.Table) -> list[tuple[int, ...]]:
     return list(zip(*(rows[name].to_pylist() for name in _KEYS if name in rows.schema.names), strict=True))
-
-
-def _range(part: ExportPart) -> str:
-    return f"partition {part.partition}, offsets {part.first} to {part.last}"
 
 
 def log_rows_reader(client: ClientProperties) -> LogRows:

@@ -208,6 +208,7 @@ def _question_view(table: pa.Table) -> pa.Table:
     """The prompts; a held-out question, which every evaluation repeats, only once in a file."""
     table = _without_repetitions(table)
     questions = table["prompt_text"].combine_chunks()
+    answers = pa.array(map(plain_answer, table["ground_truth"].to_pylist()), pa.utf8())
     return _select_columns(
         _QUESTION_SCHEMA,
         table,
@@ -215,9 +216,7 @@ def _question_view(table: pa.Table) -> pa.Table:
             "data_source": table["task"],
             "prompt": _messages(table, questions),
             "ability": table["task"],
-            "reward_model": _struct(
-                style=pa.repeat("rule", len(table)), ground_truth=pa.array(_answers(table), pa.utf8())
-            ),
+            "reward_model": _struct(style=pa.repeat("rule", len(table)), ground_truth=answers),
             "extra_info": _struct(
                 split=pc.if_else(pc.equal(table["purpose"], "evaluation"), "test", "train").combine_chunks(),
                 index=table["prompt_number"].combine_chunks(),
@@ -241,13 +240,8 @@ def _without_repetitions(table: pa.Table) -> pa.Table:
     return table.take(first.sort_by("row_min")["row_min"])
 
 
-def _answers(table: pa.Table) -> list[str]:
-    """The plain answer of each row: of a reference with several the first; the whole reference if it names none."""
-    return [plain_answer(reference) for reference in table["ground_truth"].to_pylist()]
-
-
 def plain_answer(reference: str) -> str:
-    """The answer in `reference`, JSON."""
+    """The answer in `reference`, JSON: of several the first; the whole reference if it names none."""
     try:
         entry = json.loads(reference)
     except ValueError:

@@ -64,7 +64,8 @@ def parse_chat(body: Any, most_tokens: int) -> ChatRequest:
     for at, message in enumerate(messages):
         _check_message(at, message)
     tools = body.get("tools") or []
-    _check_tools(tools)
+    if not isinstance(tools, list) or not all(_is_call(tool) and tool.get("type") == "function" for tool in tools):
+        raise invalid("tools must be a list of functions with names", "tools")
     choice = body.get("tool_choice") or "auto"
     if choice not in ("auto", "none"):
         reason = f'tool_choice must be "auto" or "none", not {repr(choice)[:80]}: the engine cannot constrain responses'
@@ -233,11 +234,6 @@ def _check_message(at: int, message: Any) -> None:
 def _is_call(call: Any) -> bool:
     function = call.get("function") if isinstance(call, dict) else None
     return isinstance(function, dict) and isinstance(function.get("name"), str)
-
-
-def _check_tools(tools: Any) -> None:
-    if not isinstance(tools, list) or not all(_is_call(tool) and tool.get("type") == "function" for tool in tools):
-        raise invalid("tools must be a list of functions with names", "tools")
 
 
 class StreamedTurn(NamedTuple):

@@ -100,16 +100,13 @@ def plan_completion(
         return TurnPlan(context, [], ())
     responses = list(recorded.responses.values())  # at once: the fold adds to them while this thread decodes
     texts = [(form.text_of(tokens_of(each.ranges)), each.ranges) for each in responses]
-    begun, context = max((each for each in texts if prompt.startswith(each[0])), key=_length, default=("", ()))
+    begins = [(text, ranges) for text, ranges in texts if prompt.startswith(text)]
+    begun, context = max(begins, key=lambda each: len(each[0]), default=("", ()))
     if not context:
         return TurnPlan((), form.first_tokens([{"content": prompt}], ()), [{"role": "prompt", "content": prompt}])
     rest = prompt[len(begun) :]
     token_ids = form.next_tokens([{"content": rest}], (), 0, -1) if rest else []
     return TurnPlan(context, token_ids, [{"role": "prompt", "content": rest}])
-
-
-def _length(text: tuple[str, Any]) -> int:
-    return len(text[0])
 
 
 def _digest(before: str, value: Any) -> str:

@@ -15,7 +15,7 @@ import signal
 import subprocess
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +99,9 @@ class ServedVersions:
             running = await self._process()
             name = self._next_name()
             events = running.events[name] = asyncio.Queue()
-            order = {"id": name, "version": version, "tokens": tokens, **_plain(sampling)}
+            order = {"id": name, "version": version, "tokens": tokens, **asdict(sampling)}
             try:
-                self._write(running, order)
+                self._write(running, json.dumps(order))
                 drawn: list[int] = []
                 logprobs: list[float] = []
                 while True:
@@ -116,7 +116,7 @@ class ServedVersions:
                         return
             finally:
                 if running.events.pop(name, None) is not None and running is self._running:
-                    self._write(running, {"cancel": name})
+                    self._write(running, json.dumps({"cancel": name}))
 
     async def versions(self) -> list[str]:
         """The weight versions that can be served now, oldest first. Raises ApiError."""
@@ -124,7 +124,7 @@ class ServedVersions:
         name = self._next_name()
         events = running.events[name] = asyncio.Queue()
         try:
-            self._write(running, {"id": name, "list": True})
+            self._write(running, json.dumps({"id": name, "list": True}))
             event = await self._event(events)
         finally:
             running.events.pop(name, None)
@@ -166,7 +166,7 @@ class ServedVersions:
                     )
                 self._running = _Process(process)
                 if self._setup is not None:
-                    self._write_line(self._running, self._setup)
+                    self._write(self._running, self._setup)
                 task = asyncio.create_task(self._read(self._running))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -205,14 +205,7 @@ class ServedVersions:
         if self._work is not None:
             shutil.rmtree(self._work, ignore_errors=True)
 
-    def _write(self, running: _Process, order: Mapping[str, Any]) -> None:
-        self._write_line(running, json.dumps(order))
-
-    def _write_line(self, running: _Process, line: str) -> None:
+    def _write(self, running: _Process, line: str) -> None:
         assert running.process.stdin is not None
         if not running.process.stdin.is_closing():
             running.process.stdin.write(line.encode() + b"\n")
-
-
-def _plain(sampling: ServedSampling) -> dict[str, Any]:
-    return {name: getattr(sampling, name) for name in ServedSampling.__slots__}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from infra.json_text import decode_json
@@ -102,9 +102,5 @@ def cut_at_stop(text: str, stop_strings: Sequence[str]) -> str:
 
 def possible_stop(text: str, stop_strings: Sequence[str]) -> int:
     """How many characters at the end of `text` may be the beginning of a stop string."""
-
-    def lengths() -> Iterator[int]:
-        for string in stop_strings:
-            yield from (size for size in range(1, len(string)) if text.endswith(string[:size]))
-
-    return max(lengths(), default=0)
+    begun = (size for string in stop_strings for size in range(1, len(string)) if text.endswith(string[:size]))
+    return max(begun, default=0)

@@ -169,8 +169,8 @@ class _Partition:
             if len(self._unfinished) > MAX_UNFINISHED:
                 yield from self._reject_parts(self._unfinished.pop(0))
         else:
-            fitting = (each for each in reversed(self._unfinished) if _fits(part, each))
-            found = next(fitting, None)
+            same_count = (each for each in reversed(self._unfinished) if each[0][0].count == part.count)
+            found = next((each for each in same_count if len(each) == part.index), None)
             if found is None:
                 yield self._reject(
                     offset, f"part {part.index} of {part.count} of batch {part.batch} continues no batch"
@@ -205,10 +205,6 @@ class _Partition:
 
     def _reject(self, offset: int, reason: str) -> RejectedMicroBatch:
         return RejectedMicroBatch(self._partition, offset, reason)
-
-
-def _fits(part: MicroBatch, before: list[tuple[MicroBatch, int]]) -> bool:
-    return len(before) == part.index and before[0][0].count == part.count
 
 
 def dead_letters(rejected: Iterable[RejectedMicroBatch], run: str, now: int) -> list[Output]:

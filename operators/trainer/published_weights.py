@@ -50,7 +50,7 @@ class PublishedWeights:
         """
         for names, tensor in self._tensors():
             merged = self._with_adapter(names[0], self._read(names, tensor))
-            yield from self._split(names, full_tensor(self._rounded(merged)))
+            yield from self._split(names, full_tensor(merged.to(self._dtype_of(merged))))
 
     @torch.no_grad()
     def parts(self) -> Iterator[WeightPart]:
@@ -87,9 +87,6 @@ class PublishedWeights:
 
     def _empty(self, tensor: Tensor) -> Tensor:
         return torch.empty(tensor.shape, dtype=self._dtype_of(tensor), device="meta")
-
-    def _rounded(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._dtype_of(tensor))
 
     def _dtype_of(self, tensor: Tensor) -> torch.dtype:
         return self._dtype if self._dtype is not None and tensor.is_floating_point() else tensor.dtype

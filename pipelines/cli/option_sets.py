@@ -25,14 +25,12 @@ class PlainCommand(TyperCommand):
             return super().make_context(info_name, args, parent=parent, **extra)
         except TyperException as error:
             message = getattr(error, "message", "").replace("Value error, ", "")
-            if message.startswith("Got unexpected extra argument") and self._names_a_run():
+            names_a_run = any("--run" in each.opts for each in self.params)
+            if message.startswith("Got unexpected extra argument") and names_a_run:
                 extra_words = message.rpartition("(")[2].rstrip(")").split()
                 message += f"; a run is named by --run: --run {extra_words[0]}"
             error.message = message
             raise
-
-    def _names_a_run(self) -> bool:
-        return any("--run" in each.opts for each in self.params)
 
 
 class Commands(typer.Typer):

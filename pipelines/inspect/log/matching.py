@@ -58,7 +58,9 @@ def _mask(block: Block, key: TrajectoryKey) -> pa.Array:
         return pc.equal(block.column("trajectory_id"), wanted)
     prefix = _prompt_prefix(block.kind)
     if prefix is not None:
-        same_prompt, member = _prompt_mask(block, prefix, key), prefix.replace("prompt.", "member")
+        member = prefix.replace("prompt.", "member")
+        same_number = pc.equal(block.column(f"{prefix}number"), key.number)
+        same_prompt = pc.and_(same_number, pc.equal(block.column(f"{prefix}purpose"), key.purpose))
         return pc.and_(same_prompt, pc.equal(block.column(member), key.member)) if member else same_prompt
     if "trajectory_ids" in names:
         lists = block.column("trajectory_ids")
@@ -83,9 +85,3 @@ def _prompt_prefix(kind: type) -> str | None:
 
 _WITHOUT_ID_TEXT = {entry.kind.__name__ for entry in RECORD_TYPES if _prompt_prefix(entry.kind) is not None}
 """Records that identify a trajectory by numbers of prompt and member; all others contain its id as text."""
-
-
-def _prompt_mask(block: Block, prefix: str, key: TrajectoryKey) -> pa.Array:
-    return pc.and_(
-        pc.equal(block.column(f"{prefix}number"), key.number), pc.equal(block.column(f"{prefix}purpose"), key.purpose)
-    )

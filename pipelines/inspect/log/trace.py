@@ -84,11 +84,8 @@ def metric_events(row: Mapping[str, Any]) -> Iterator[TraceEvent]:
     for name in ("reward/mean", "staleness/mean", "tokens_per_s"):
         if name in values:
             of = f" of replica {row['step']}" if row["name"] == "rollout" else ""
-            yield _counter(f"{name}{of}", at, values[name])
-
-
-def _counter(name: str, at: Any, value: float) -> TraceEvent:
-    return {"ph": "C", "name": name, "pid": TRAINER, "ts": at.timestamp() * 1e6, "args": {"value": value}}
+            arguments = {"value": values[name]}
+            yield {"ph": "C", "name": f"{name}{of}", "pid": TRAINER, "ts": at.timestamp() * 1e6, "args": arguments}
 
 
 def _span(

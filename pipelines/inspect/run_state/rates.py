@@ -17,7 +17,8 @@ def rates(state: RunState) -> RunRates:
     """
     if state.whole is not None:
         return state.whole.rates
-    sampled = [replica for replica in state.beats if replica not in state.replicas and _is_recent(state, replica)]
+    newest = {replica: beats[-1].at for replica, beats in state.beats.items() if replica not in state.replicas}
+    sampled = [replica for replica, at in newest.items() if state.now - at <= SAMPLE_MS]
     running = [replica for replica, status in state.replicas.items() if status.state in RUNNING]
     speeds = [_speed(state, replica) for replica in (*running, *sampled)]
     known = [speed for speed in speeds if speed is not None]
@@ -54,10 +55,6 @@ def seconds_left(state: RunState) -> float | None:
     if steps is None and len(state.pace) > 1 and (since_ms := state.now - state.pace[0].at) >= WINDOW_MS:
         steps = 1000 * (state.pace[-1].step - state.pace[0].step) / since_ms
     return (state.goal - state.step) / steps if steps else None
-
-
-def _is_recent(state: RunState, replica: int) -> bool:
-    return state.now - state.beats[replica][-1].at <= SAMPLE_MS
 
 
 def _speed(state: RunState, replica: int) -> float | None:
