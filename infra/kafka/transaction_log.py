@@ -8,24 +8,35 @@ TransactionLogValue, versions 0 and 1).
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from io import BytesIO
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kafka import TopicPartition
 from kafka.admin import TransactionState
+from kafka.protocol.schemas.fields import BaseField
 
 from infra.kafka.note import read_to_end, uncommitted_consumer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.record_batches import RecordBatch, known_partitions
 
 LOG = "__transaction_state"
-MAX_PARTITIONS = 100_000
-"""Maximum partitions of one transaction; a larger number is a damaged record."""
 _ONGOING, _PREPARE_COMMIT, _PREPARE_ABORT, _PREPARE_EPOCH_FENCE = 1, 2, 3, 7
 _UNDER_WAY = (_ONGOING, _PREPARE_COMMIT, _PREPARE_ABORT, _PREPARE_EPOCH_FENCE)
 _FLEXIBLE_VERSION = 1
+_TOPICS = BaseField.parse_json(
+    {
+        "name": "TransactionPartitions",
+        "type": "[]PartitionsSchema",
+        "versions": "0+",
+        "fields": [
+            {"name": "Topic", "type": "string", "versions": "0+"},
+            {"name": "PartitionIds", "type": "[]int32", "versions": "0+"},
+        ],
+    }
+)
 
 
 class DamagedTransactionLog(ValueError):
@@ -111,54 +122,13 @@ def parse_decision(value: bytes) -> TransactionRecord:
         if version not in (0, _FLEXIBLE_VERSION):
             raise DamagedTransactionLog(f"version {version} of a record of {LOG} is not known")
         committed = {_PREPARE_COMMIT: True, _PREPARE_ABORT: False}.get(status)
-        partitions: frozenset[tuple[str, int]] = frozenset()
+        topics: list[Any] = []
         if committed is not None:
-            fields = _Fields(value, struct.calcsize(">hqhib"), flexible=version == _FLEXIBLE_VERSION)
-            partitions = frozenset(fields.partitions())
+            flexible, rest = version == _FLEXIBLE_VERSION, BytesIO(value[struct.calcsize(">hqhib") :])
+            topics = _TOPICS.decode(rest, version=version, compact=flexible, tagged=flexible) or []
+        partitions = frozenset((each["topic"], number) for each in topics for number in each["partition_ids"] or ())
         return TransactionRecord(producer_id, status in _UNDER_WAY, committed, partitions)
-    except (struct.error, IndexError, UnicodeDecodeError) as error:
+    except DamagedTransactionLog:
+        raise
+    except (struct.error, ValueError) as error:
         raise DamagedTransactionLog(f"a record of {LOG} cannot be parsed: {error}") from error
-
-
-class _Fields:
-    """Reads the array of topics and partitions at `at`. Flexible versions use variable-length counts and tags."""
-
-    def __init__(self, data: bytes, at: int, *, flexible: bool) -> None:
-        self._data, self._at, self._flexible = data, at, flexible
-
-    def partitions(self) -> Iterator[tuple[str, int]]:
-        for _ in range(self._count(">i")):
-            length = self._count(">h")
-            topic = self._data[self._at : self._at + length].decode()
-            self._at += length
-            for _ in range(self._count(">i")):
-                yield topic, self._unpack(">i")
-            self._skip_tags()
-
-    def _count(self, fixed: str) -> int:
-        """A length: 0 for null. Flexible versions encode the length plus one."""
-        count = self._varint() - 1 if self._flexible else self._unpack(fixed)
-        if count > MAX_PARTITIONS:
-            raise DamagedTransactionLog(f"{count} elements in a record of {LOG}")
-        return max(0, count)
-
-    def _skip_tags(self) -> None:
-        for _ in range(self._varint() if self._flexible else 0):
-            self._varint()
-            length = self._varint()
-            self._at += length
-
-    def _unpack(self, format_: str) -> int:
-        (number,) = struct.unpack_from(format_, self._data, self._at)
-        self._at += struct.calcsize(format_)
-        return int(number)
-
-    def _varint(self) -> int:
-        number = 0
-        for shift in range(0, 35, 7):
-            byte = self._data[self._at]
-            self._at += 1
-            number |= (byte & 127) << shift
-            if byte < 128:
-                return number
-        raise DamagedTransactionLog(f"a number of more than five bytes in a record of {LOG}")

@@ -169,7 +169,7 @@ def internal_records(data: bytes) -> None:
 def internal_seeds() -> list[bytes]:
     """A decision of a transaction, a setting of a topic, and a committed offset."""
     decision = struct.pack(">hqhib", 0, 7, 0, 60_000, 2) + struct.pack(">ih4sii", 1, 4, b"runs", 1, 0) + bytes(16)
-    setting = b"\x01\x04\x00\x02" + b"\x05runs\x0fretention.ms\x02\x39"
+    setting = b"\x01\x04\x00\x02" + b"\x05runs\x0dretention.ms\x02\x39"
     offset = struct.pack(">hh1sh4si", 1, 1, b"g", 4, b"runs", 3)
     return [decision, setting, offset + bytes(4) + struct.pack(">hqhq", 3, 99, 0, 5)]
 

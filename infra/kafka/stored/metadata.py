@@ -9,9 +9,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 
 from kafka.errors import CorruptRecordError
+from kafka.protocol.schemas.fields.codecs import Int8, Int16, Int32, String, UnsignedVarInt32
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.memory_records import MemoryRecords
 
@@ -20,7 +22,8 @@ from infra.kafka.record_batches import read_batch
 METADATA, OFFSETS = "__cluster_metadata", "__consumer_offsets"
 _CONFIG_RECORD, _TOPIC_RESOURCE = 4, 2
 _OFFSET_KEYS = (0, 1)
-_KEY, _LENGTH, _PARTITION, _VALUE = struct.Struct(">h"), struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">hq")
+_VALUE = struct.Struct(">hq")
+_TEXT = String()
 
 
 def snapshot_values(folder: Path) -> Iterator[bytes]:
@@ -42,7 +45,7 @@ def topic_settings(values: Iterable[bytes]) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for value in values:
         with _reported(METADATA):
-            if (setting := _setting(_Fields(value))) is not None:
+            if (setting := _setting(BytesIO(value))) is not None:
                 topic, name, text = setting
                 if text is None:
                     found.get(topic, {}).pop(name, None)
@@ -51,12 +54,13 @@ def topic_settings(values: Iterable[bytes]) -> dict[str, dict[str, str]]:
     return found
 
 
-def _setting(fields: _Fields) -> tuple[str, str, str | None] | None:
+def _setting(record: BytesIO) -> tuple[str, str, str | None] | None:
     """Topic, name and value of a setting, or None for another record."""
-    _frame, kind, version = fields.number(), fields.number(), fields.number()
-    if (kind, version) != (_CONFIG_RECORD, 0) or fields.byte() != _TOPIC_RESOURCE:
+    _frame, kind, version = (UnsignedVarInt32.decode(record) for _ in range(3))
+    if (kind, version) != (_CONFIG_RECORD, 0) or Int8.decode(record) != _TOPIC_RESOURCE:
         return None
-    return fields.text() or "", fields.text() or "", fields.text()
+    topic, name, value = (_TEXT.decode(record, compact=True) for _ in range(3))
+    return topic or "", name or "", value
 
 
 def committed_offset(key: bytes, value: bytes) -> tuple[str, str, int, int] | None:
@@ -65,12 +69,11 @@ def committed_offset(key: bytes, value: bytes) -> tuple[str, str, int, int] | No
     Raises CorruptRecordError.
     """
     with _reported(OFFSETS):
-        (version,) = _KEY.unpack_from(key)
-        if version not in _OFFSET_KEYS:
+        fields = BytesIO(key)
+        if Int16.decode(fields) not in _OFFSET_KEYS:
             return None
-        group, at = _short_text(key, _KEY.size)
-        topic, at = _short_text(key, at)
-        return group, topic, _PARTITION.unpack_from(key, at)[0], _VALUE.unpack_from(value)[1]
+        group, topic = _TEXT.decode(fields) or "", _TEXT.decode(fields) or ""
+        return group, topic, Int32.decode(fields), _VALUE.unpack_from(value)[1]
 
 
 def key_of_offset(key: bytes) -> tuple[str, str, int] | None:
@@ -83,40 +86,5 @@ def key_of_offset(key: bytes) -> tuple[str, str, int] | None:
 def _reported(topic: str) -> Iterator[None]:
     try:
         yield
-    except (struct.error, IndexError, UnicodeDecodeError) as error:
+    except (struct.error, ValueError) as error:
         raise CorruptRecordError(f"a record of {topic} cannot be parsed: {error}") from error
-
-
-def _short_text(data: bytes, at: int) -> tuple[str, int]:
-    (length,) = _LENGTH.unpack_from(data, at)
-    begin = at + _LENGTH.size
-    return data[begin : begin + length].decode(), begin + length
-
-
-class _Fields:
-    """Reads the fields of a record in Kafka's flexible encoding."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
-
-    def byte(self) -> int:
-        self._at += 1
-        return self._data[self._at - 1]
-
-    def number(self) -> int:
-        """An unsigned varint."""
-        found = shift = 0
-        while True:
-            byte = self.byte()
-            found |= (byte & 127) << shift
-            if byte < 128:
-                return found
-            shift += 7
-
-    def text(self) -> str | None:
-        """A compact string: its length plus one, 0 for null."""
-        length = self.number() - 1
-        if length < 0:
-            return None
-        self._at += length
-        return self._data[self._at - length : self._at].decode()
