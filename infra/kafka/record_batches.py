@@ -214,17 +214,17 @@ def _bytes_at(data: bytes, at: int, size: int) -> bytes:
 class _PartitionInBatches(Fetcher.PartitionRecords):
     """The fetched records of a partition, one batch at a time."""
 
+    markers = False
+
     def __init__(self, fetch_offset: int, tp: Any, records: Any, *more: Any, **named: Any) -> None:
-        super().__init__(fetch_offset, tp, _WrappedBatches(records, tp.partition, fetch_offset), *more, **named)
+        batches = _WrappedBatches(records, tp.partition, fetch_offset, self.markers)
+        super().__init__(fetch_offset, tp, batches, *more, **named)
 
 
-class _PartitionWithMarkers(Fetcher.PartitionRecords):
+class _PartitionWithMarkers(_PartitionInBatches):
     """The same, with transaction markers."""
 
-    def __init__(self, fetch_offset: int, tp: Any, records: Any, *more: Any, **named: Any) -> None:
-        super().__init__(
-            fetch_offset, tp, _WrappedBatches(records, tp.partition, fetch_offset, markers=True), *more, **named
-        )
+    markers = True
 
 
 class _WrappedBatches:

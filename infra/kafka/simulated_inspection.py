@@ -6,7 +6,7 @@ A command waits with `sleep`: `request_s` seconds for each request.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from kafka import TopicPartition
 from kafka.admin import OffsetSpec
@@ -15,14 +15,9 @@ from kafka.structs import OffsetAndMetadata
 from infra.closing import ClosedAtExit
 from infra.kafka.simulated_consumer import record_batch
 from infra.kafka.simulated_producer import SimulatedRecord, SimulatedSender
+from infra.kafka.stored.admin import ListedOffset, described_topics
 from infra.kafka.stored.consumer import PolledBatch
 from infra.simulation.cluster import Place, SimulatedCluster
-
-_UNKNOWN_TOPIC = 3
-
-
-class _Offset(NamedTuple):
-    offset: int
 
 
 class InspectionClients:
@@ -77,25 +72,17 @@ class InspectionAdmin(ClosedAtExit):
 
     def describe_topics(self, topics: Sequence[str]) -> list[dict[str, Any]]:
         self._request()
-        found = {topic: self._cluster.partitions_of(topic) for topic in topics}
-        return [
-            {
-                "name": topic,
-                "error_code": 0 if numbers else _UNKNOWN_TOPIC,
-                "partitions": [{"partition_index": number, "replica_nodes": [1]} for number in numbers],
-            }
-            for topic, numbers in found.items()
-        ]
+        return described_topics({topic: self._cluster.partitions_of(topic) for topic in topics})
 
     def list_partition_offsets(
         self, wanted: Mapping[TopicPartition, Any], isolation_level: str = "read_uncommitted"
-    ) -> dict[TopicPartition, _Offset]:
+    ) -> dict[TopicPartition, ListedOffset]:
         self._request()
         found = {}
         for place, spec in wanted.items():
             log = self._cluster.log(Place(*place))
             end = log.stable_end if isolation_level == "read_committed" else log.end
-            found[place] = _Offset(log.begin if spec == OffsetSpec.EARLIEST else end)
+            found[place] = ListedOffset(log.begin if spec == OffsetSpec.EARLIEST else end)
         return found
 
     def list_groups(self) -> list[dict[str, str]]:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from infra.store.errors import VersionGone
 from infra.store.weight_store import WeightStore, open_mapped
 from infra.system import SYSTEM, System
-from infra.transport.chunked_blob import ChunkedBlob, missing_chunks
+from infra.transport.chunked_blob import ChunkedBlob
 from schemas.records import PolicyVersion
 
 BlobKey = tuple[str, str, str]
@@ -44,7 +44,7 @@ class BlobBuffer:
     def missing(self) -> list[int]:
         """The chunks that have not arrived."""
         with self._changed:
-            return missing_chunks(self._present)
+            return [chunk for chunk, arrived in enumerate(self._present) if not arrived]
 
     def has(self, chunk: int) -> bool:
         return not self._present or self._present[chunk]

@@ -6,7 +6,6 @@ CRC-32C costs a tenth of BLAKE3, so each chunk is verified before it is forwarde
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -74,8 +73,3 @@ def delta_blob(manifest: WeightVersion) -> ChunkedBlob | None:
     return ChunkedBlob(
         manifest.version, "delta", manifest.blake3, delta.bytes, manifest.chunk_bytes, tuple(delta.chunk_checksums)
     )
-
-
-def missing_chunks(present: Sequence[bool]) -> list[int]:
-    """The indexes of the chunks that are not present."""
-    return [chunk for chunk, arrived in enumerate(present) if not arrived]

@@ -26,8 +26,22 @@ from infra.kafka.transaction_log import LoggedProducer
 _UNKNOWN_TOPIC = 3
 
 
-class _Offset(NamedTuple):
+class ListedOffset(NamedTuple):
+    """An offset as kafka-python's `list_partition_offsets` returns it."""
+
     offset: int
+
+
+def described_topics(partitions: Mapping[str, Collection[int]]) -> list[dict[str, Any]]:
+    """Topics with these partitions, as kafka-python's `describe_topics` returns them; without any it is unknown."""
+    return [
+        {
+            "name": topic,
+            "error_code": 0 if numbers else _UNKNOWN_TOPIC,
+            "partitions": [{"partition_index": number, "replica_nodes": [1]} for number in numbers],
+        }
+        for topic, numbers in partitions.items()
+    ]
 
 
 class _Producer(NamedTuple):
@@ -62,16 +76,7 @@ class StoredAdmin(ClosedAtExit):
         return [topic for topic in self._log.topics() if topic != METADATA]
 
     def describe_topics(self, topics: Sequence[str]) -> list[dict[str, Any]]:
-        return [
-            {
-                "name": topic,
-                "error_code": 0 if self._log.numbers(topic) else _UNKNOWN_TOPIC,
-                "partitions": [
-                    {"partition_index": number, "replica_nodes": [1]} for number in self._log.numbers(topic)
-                ],
-            }
-            for topic in topics
-        ]
+        return described_topics({topic: self._log.numbers(topic) for topic in topics})
 
     def describe_configs(self, resources: Iterable[Any]) -> dict[str, dict[str, Any]]:
         """The settings of topics that differ from the broker's."""
@@ -87,11 +92,11 @@ class StoredAdmin(ClosedAtExit):
 
     def list_partition_offsets(
         self, wanted: Mapping[TopicPartition, Any], isolation_level: str = "read_uncommitted"
-    ) -> dict[TopicPartition, _Offset]:
+    ) -> dict[TopicPartition, ListedOffset]:
         """The beginnings or ends; no transaction is open, so they are the same at both isolation levels."""
         stored = {place: self._log.partition(place.topic, place.partition) for place in wanted}
         return {
-            place: _Offset(stored[place].beginning if spec == OffsetSpec.EARLIEST else stored[place].end)
+            place: ListedOffset(stored[place].beginning if spec == OffsetSpec.EARLIEST else stored[place].end)
             for place, spec in wanted.items()
         }
 
