@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 
 from infra import json_text
+from infra.closing import ClosedAtExit
 from schemas.plain import decode_json, encode_json
 from schemas.records import Metric, ReplicaStatus, WeightVersion
 
@@ -31,7 +31,7 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-class MetricsFile:
+class MetricsFile(ClosedAtExit):
     """Appends metrics to a file, without those that an earlier observer of the run has written.
 
     `recent`: the last metrics in the existing file. `position`: the offsets of the earlier observer, None if unknown.
@@ -44,14 +44,6 @@ class MetricsFile:
         self._file = path.open("ab")
         if path.stat().st_size and not _ends_with_newline(path):
             self._file.write(b"\n")  # the earlier observer was killed while it wrote a line
-
-    def __enter__(self) -> MetricsFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def append(self, metrics: Iterable[Metric]) -> None:
         """Write and flush `metrics` in one call. Raises OSError if the write fails."""
