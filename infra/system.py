@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from infra.runners.liveness import LIVENESS
@@ -23,12 +23,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class ConditionVariable(Protocol):
+class ConditionVariable(AbstractContextManager[bool], Protocol):
     """As threading.Condition."""
-
-    def __enter__(self) -> bool: ...
-
-    def __exit__(self, *error: Any) -> object: ...
 
     def wait(self, timeout: float | None = None) -> bool: ...
 

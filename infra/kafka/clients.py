@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from kafka import KafkaConsumer, TopicPartition
@@ -40,7 +41,7 @@ COORDINATOR_S = 30.0
 _NO_COORDINATOR = CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError
 
 
-class Lock(Protocol):
+class Lock(AbstractContextManager[bool], Protocol):
     """A lock between the threads of one process, as threading.Lock."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
@@ -48,10 +49,6 @@ class Lock(Protocol):
 
     def release(self) -> None:
         """Free the lock."""
-
-    def __enter__(self) -> bool: ...
-
-    def __exit__(self, *error: Any) -> None: ...
 
 
 class SessionClients(Protocol):

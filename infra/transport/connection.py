@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import socket
-from contextlib import suppress
-from typing import Protocol, Self
+from contextlib import AbstractContextManager, suppress
+from typing import Any, Protocol
 
 
-class Connection(Protocol):
+class Connection(AbstractContextManager[Any], Protocol):
     """What frames need of a connection. One thread may send while another receives."""
 
     def sendall(self, data: bytes | bytearray | memoryview, /) -> None: ...
@@ -19,10 +19,6 @@ class Connection(Protocol):
     def shutdown(self, how: int, /) -> None: ...
 
     def close(self) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *error: object) -> object: ...
 
 
 def interrupt(connection: Connection) -> None:
