@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-
-class SizedOutput(Protocol):
-    """A record that a transaction writes."""
-
-    @property
-    def topic(self) -> str: ...
-
-    @property
-    def value(self) -> bytes: ...
+if TYPE_CHECKING:
+    from infra.kafka.session import Outgoing
 
 
 class CommitProgress:
@@ -27,7 +20,7 @@ class CommitProgress:
         self._begun: tuple[int, set[str]] | None = None
         self._commits = 0
 
-    def begin(self, outputs: Sequence[SizedOutput]) -> None:
+    def begin(self, outputs: Sequence[Outgoing]) -> None:
         """A transaction with `outputs` begins."""
         self._begun = sum(len(each.value) for each in outputs), {each.topic for each in outputs}
 

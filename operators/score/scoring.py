@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,7 @@ from infra.workers.error_text import first_line
 from operators.score.attempt import AnswerContext
 from operators.score.config import Rubric
 from operators.score.pool import VerifierResult
+from operators.score.scorer import Scorer
 from schemas.arrow import arrow_schema
 from schemas.block import Block
 from schemas.records import AGENT, Experience
@@ -30,16 +31,6 @@ ACCURACY = "accuracy"
 It is separate from the reward because some verifiers give partial credit: reasoning-gym's gcd gives it if the correct
 number occurs anywhere in the answer.
 """
-
-
-class AnswerJudge(Protocol):
-    """The interface of Scorer that this module uses."""
-
-    def rubric(self, task: str) -> Rubric:
-        """The rubric for answers to prompts of `task`."""
-
-    def judge(self, answers: Sequence[AnswerContext]) -> list[list[VerifierResult]]:
-        """For every answer, one result for each reward of its task's rubric."""
 
 
 class WeightedReward(NamedTuple):
@@ -62,7 +53,7 @@ class ScoredAnswer(NamedTuple):
     of_conversations: Sequence[float] = ()
 
 
-def score_trajectories(trajectories: Block, scorer: AnswerJudge, now: int) -> Block:
+def score_trajectories(trajectories: Block, scorer: Scorer, now: int) -> Block:
     """The experiences of `trajectories`, in their order, scored at `now` (Unix milliseconds). Token columns are reused.
 
     A bad trajectory or verifier gives an error, not an exception. Raises VerifierUnavailable if no verifier process can
@@ -82,7 +73,7 @@ def _compose(
     answers: Sequence[AnswerContext],
     failed: Sequence[bool],
     results: Iterator[list[VerifierResult]],
-    scorer: AnswerJudge,
+    scorer: Scorer,
     now: int,
 ) -> Block:
     """The experiences of `trajectories`; `results` are those of the answers that have not failed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from infra.kafka.unreadable_record import UnreadableRecord
 from pipelines.inspect.metrics_file import (
@@ -20,7 +20,6 @@ from pipelines.inspect.metrics_file import (
 )
 from pipelines.inspect.run_state.events import (
     CheckStarted,
-    HeartbeatRecord,
     LagMeasured,
     PhaseStarted,
     RolesChanged,
@@ -32,25 +31,13 @@ from pipelines.inspect.run_state.state import RunState, fold_all
 from pipelines.present.view.live import LiveView
 from schemas.records import Metric, ReplicaStatus, WeightVersion
 
+if TYPE_CHECKING:
+    from infra.kafka.observer import Observer
+
 REPLICA_EVERY_MS = 2_000
 LAG_EVERY_MS = 2_000
 POSITION_EVERY_MS = 5_000
 """After a kill, the next observer rereads at most the records of this interval."""
-
-
-class EventSource(Protocol):
-    """The source of a run's records: `infra.kafka.observer.Observer`."""
-
-    def poll(self) -> Iterable[Metric | WeightVersion | HeartbeatRecord | UnreadableRecord]: ...
-
-    def lag(self) -> Mapping[str, int]: ...
-
-    @property
-    def inbox_lag(self) -> Mapping[int, int]: ...
-
-    def positions(self) -> Mapping[str, float]: ...
-
-    def caught_up(self) -> bool: ...
 
 
 def _trained_again(state: RunState, events: Iterable[RunEvent]) -> int | None:
@@ -70,7 +57,7 @@ class Watch:
         self,
         state: RunState,
         *,
-        source: EventSource | None = None,
+        source: Observer | None = None,
         file: Sink | None = None,
         view: LiveView | None = None,
         now: Callable[[], int] = lambda: time.time_ns() // 10**6,

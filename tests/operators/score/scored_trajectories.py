@@ -12,7 +12,7 @@ from record_factories import trajectory as made
 from operators.score.attempt import AnswerContext
 from operators.score.config import RewardSpec, Rubric, ScoreConfig
 from operators.score.pool import VerifierResult
-from operators.score.scoring import AnswerJudge, score_trajectories
+from operators.score.scoring import score_trajectories
 from schemas.block import Block
 from schemas.records import Experience, Trajectory
 
@@ -38,7 +38,7 @@ class FixedJudge:
         return [self.results for _ in answers]
 
 
-def scored(trajectories: Sequence[Trajectory], judge: AnswerJudge, now: int = 0) -> list[Experience]:
+def scored(trajectories: Sequence[Trajectory], judge: Any, now: int = 0) -> list[Experience]:
     return score_trajectories(Block.of(trajectories), judge, now).records()
 
 
