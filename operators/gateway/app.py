@@ -180,8 +180,8 @@ class Gateway:
         except ValueError as error:
             raise invalid(f"the body is not valid JSON: {error}") from error
 
-    async def _complete(self, request: Request, name: str, *, parse: Callable[[Any, int], ChatRequest]) -> HttpResponse:
-        chat = parse(await self._body(request), 2**31)
+    async def _complete(self, request: Request, name: str, *, parse: Callable[[Any], ChatRequest]) -> HttpResponse:
+        chat = parse(await self._body(request))
         created, occurrence = int(time.time()), self._occurrence(request, chat)
         if chat.stream:
             if chat.choices > 1:
@@ -203,7 +203,7 @@ class Gateway:
         return JSONResponse(body, headers=_headers(*responses))
 
     async def _respond(self, request: Request, name: str) -> HttpResponse:
-        chat = parse_responses(await self._body(request), 2**31)
+        chat = parse_responses(await self._body(request))
         created = int(time.time())
         turn = chat.turn(0, self._occurrence(request, chat))
         if chat.stream:

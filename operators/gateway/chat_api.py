@@ -18,6 +18,7 @@ from schemas.records import TurnRequest
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_CHOICES = 16
 MAX_MESSAGES = 4096
+MAX_TOKENS = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,8 @@ class ChatRequest:
         return TurnOptions(turn_id, self.digest, self.max_tokens, self.stop_strings, tools, self.stream)
 
 
-def parse_chat(body: Any, most_tokens: int) -> ChatRequest:
-    """The request in `body`, with at most `most_tokens` tokens of response. Raises ApiError."""
+def parse_chat(body: Any) -> ChatRequest:
+    """The request in `body`. Raises ApiError."""
     if not isinstance(body, dict):
         raise invalid("the body must be a JSON object")
     messages = body.get("messages")
@@ -70,10 +71,10 @@ def parse_chat(body: Any, most_tokens: int) -> ChatRequest:
     if choice not in ("auto", "none"):
         reason = f'tool_choice must be "auto" or "none", not {repr(choice)[:80]}: the engine cannot constrain responses'
         raise invalid(reason, "tool_choice")
-    return _request(body, messages, tools, most_tokens, calls=bool(tools) and choice == "auto")
+    return _request(body, messages, tools, calls=bool(tools) and choice == "auto")
 
 
-def parse_completion(body: Any, most_tokens: int) -> ChatRequest:
+def parse_completion(body: Any) -> ChatRequest:
     """The request for a completion of text in `body`: a conversation with one message. Raises ApiError."""
     if not isinstance(body, dict):
         raise invalid("the body must be a JSON object")
@@ -85,14 +86,13 @@ def parse_completion(body: Any, most_tokens: int) -> ChatRequest:
     for name, value in (("echo", False), ("suffix", ""), ("best_of", body.get("n") or 1)):  # which have no effect
         if body.get(name) not in (None, value):
             raise invalid(f"{name} = {repr(body[name])[:40]} is not supported: leave it out", name)
-    return _request(body, [{"role": "prompt", "content": prompt}], [], most_tokens, legacy=True)
+    return _request(body, [{"role": "prompt", "content": prompt}], [], legacy=True)
 
 
 def _request(
     body: dict[str, Any],
     messages: list[Any],
     tools: list[Any],
-    most_tokens: int,
     *,
     calls: bool = False,
     legacy: bool = False,
@@ -101,7 +101,7 @@ def _request(
     if not isinstance(form, dict) or form.get("type") != "text":
         raise invalid("response_format must be text: the engine cannot constrain responses", "response_format")
     name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
-    most = _integer(body, name, most_tokens, 1, 2**31)
+    most = _integer(body, name, MAX_TOKENS, 1, MAX_TOKENS)
     choices = _integer(body, "n", 1, 1, MAX_CHOICES)
     stops = stops_of(body.get("stop"))
     stream_options = body.get("stream_options") or {}
@@ -113,7 +113,7 @@ def _request(
         messages=messages,
         tools=tools,
         calls=calls,
-        max_tokens=min(most, most_tokens),
+        max_tokens=most,
         stop_strings=stops,
         choices=choices,
         stream=bool(body.get("stream")),

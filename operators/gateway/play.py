@@ -20,10 +20,11 @@ from operators.gateway.conversation import TurnPlan
 from operators.gateway.episode_table import EpisodeTable, OpenEpisode, RequestedTurn
 from operators.gateway.errors import ApiError, invalid
 from operators.gateway.reports import AgentReport, unknown_ids
+from operators.gateway.turn_tree import length_of
 from schemas.codec import encode
 from schemas.columns import floats, token_ids
 from schemas.records import Branches, EpisodeEnd, TurnEnded, TurnRequest
-from schemas.topics import INBOX, inbox_partition
+from schemas.topics import inbox_partition
 
 _RECHECK_S = 5.0
 """A waiting request looks at its episode after so many seconds at the latest."""
@@ -231,8 +232,7 @@ class Player:
 
     def _order(self, name: str, episode: OpenEpisode, options: TurnOptions, plan: TurnPlan) -> TurnRequest:
         start = self._table.length(name)
-        known = sum(each.stop - each.start for each in plan.context)
-        length = known + len(plan.token_ids)
+        length = length_of(plan.context) + len(plan.token_ids)
         if not length:  # nobody could respond, and it would block the episode
             raise invalid("the request has no tokens: its messages are empty", "messages")
         if length >= self._context:
@@ -274,7 +274,7 @@ class Player:
         if ended is not None and ended.finish_reason == "failed":
             raise invalid(f"the request cannot run: {ended.error}")
         first = request.start + len(request.token_ids)
-        cached = sum(each.stop - each.start for each in request.context)
+        cached = length_of(request.context)
         partial = self._table.tokens(name)
         tokens, logprobs = (
             (token_ids([]), floats([])) if partial is None else (partial.response.token_ids, partial.response.logprobs)
@@ -315,19 +315,13 @@ def _ended(episode: OpenEpisode, options: TurnOptions) -> RequestedTurn | None:
     return turn if turn is not None and turn.ended is not None else None
 
 
-class OrderProducer:
-    """Writes orders to the inbox of their replica, at once and outside of transactions."""
+def send_order(producer: BoundedProducer, inbox: str, order: TurnRequest | EpisodeEnd) -> None:
+    """Write `order` to topic `inbox`, to the partition of its replica, at once and outside of transactions.
 
-    def __init__(self, producer: BoundedProducer, run: str) -> None:
-        self._producer, self._topic = producer, INBOX.name(run)
-
-    def send(self, order: TurnRequest | EpisodeEnd) -> None:
-        """Write `order`. Raises what `BoundedProducer.send` raises."""
-        value, headers = encode(order)
-        self._producer.send(self._topic, value, headers=headers, partition=inbox_partition(order.replica))
-
-    def close(self) -> None:
-        self._producer.close()
+    Raises what `BoundedProducer.send` raises.
+    """
+    value, headers = encode(order)
+    producer.send(inbox, value, headers=headers, partition=inbox_partition(order.replica))
 
 
 def stops_of(value: Any) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ _IGNORED = ("reasoning",)
 """Types of input items that are dropped."""
 
 
-def parse_responses(body: Any, most_tokens: int) -> ChatRequest:
+def parse_responses(body: Any) -> ChatRequest:
     """The request in `body` as a chat. Raises ApiError."""
     if not isinstance(body, dict):
         raise invalid("the body must be a JSON object")
@@ -41,7 +41,7 @@ def parse_responses(body: Any, most_tokens: int) -> ChatRequest:
         "stream": body.get("stream"),
         "response_format": form.get("format") if isinstance(form, dict) else None,
     }
-    return parse_chat(chat, most_tokens)
+    return parse_chat(chat)
 
 
 def messages_of(items: Sequence[Any]) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ from operators.gateway.chat_api import response_message
 from operators.gateway.claims import ClaimRequests, Claims
 from operators.gateway.config import GatewayConfig
 from operators.gateway.episode_table import EpisodeTable, OpenEpisode
-from operators.gateway.play import Changes, OrderProducer, Player
+from operators.gateway.play import Changes, Player, send_order
 from operators.gateway.served_versions import ServedVersions
 from operators.gateway.turn_tree import leaf_turns, times_of
 from operators.io.clocks import wall_ms
@@ -37,7 +37,7 @@ from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored, ShardFold
 from operators.io.episode_keys import ADDRESS_FILE, SECRET_FILE, SERVING_LOG, EpisodeKeys
 from schemas.records import Metric
-from schemas.topics import METRICS, TRAJECTORIES
+from schemas.topics import INBOX, METRICS, TRAJECTORIES
 
 NAME = "agents"
 EVERY_MS = 2000
@@ -153,9 +153,15 @@ class GatewayFold(ShardFold):
             state.get("finished"),
             self._counts.add,
         )
-        self._orders = OrderProducer(BoundedProducer(step.shard.client), run)
+        self._orders = BoundedProducer(step.shard.client)
         player = Player(
-            *(self._table, changes, self._orders.send, step.context, config.turn_timeout_s),
+            *(
+                self._table,
+                changes,
+                partial(send_order, self._orders, INBOX.name(run)),
+                step.context,
+                config.turn_timeout_s,
+            ),
             branches=config.branches,
             most_tokens=step.most_tokens,
         )
