@@ -62,32 +62,20 @@ class _TrajectorySearch:
             place = first_offset(self.client, topic.name(self.run), 0, _prompt_number, self.key.number)
         except UnknownTopic:
             return None
-        return None if place is None else next(self.records_of(topic, None, first=place, last=place + 1), None)
+        return (
+            None
+            if place is None
+            else next(self.records_of(topic, OffsetSpan(Edge("offset", place), Edge("offset", place + 1))), None)
+        )
 
-    def records_of(
-        self,
-        topic: Topic,
-        begin_ms: int | None,
-        end_ms: int | None = None,
-        *,
-        own_partition: bool = False,
-        first: int | None = None,
-        last: int | None = None,
-    ) -> Iterator[MatchingRecord]:
-        """Its records in `topic` from `begin_ms` to `end_ms` (Unix milliseconds), or between two offsets.
-
-        `own_partition`: only in its group's partition.
-        """
+    def records_of(self, topic: Topic, span: OffsetSpan, *, own_partition: bool = False) -> Iterator[MatchingRecord]:
+        """Its records in `span` of `topic`; `own_partition`: only in its group's partition."""
         name = topic.name(self.run)
         try:
-            numbers = (
-                [partition_of(self.key.number, len(partition_ranges(self.client, name)))] if own_partition else None
-            )
-            begin = Edge("beginning", 0) if begin_ms is None else Edge("time", begin_ms - SLACK_MS)
-            end = None if end_ms is None else Edge("time", end_ms + SLACK_MS)
-            if first is not None and last is not None:
-                begin, end = Edge("offset", first), Edge("offset", last)
-            ranges = resolve_span(self.client, name, OffsetSpan(begin, end), numbers)
+            numbers = None
+            if own_partition:
+                numbers = [partition_of(self.key.number, len(partition_ranges(self.client, name)))]
+            ranges = resolve_span(self.client, name, span, numbers)
         except UnknownTopic:
             return
         for chunk in read_chunks(self.client, topic, name, ranges, wanted=may_match(self.key)):
@@ -119,28 +107,33 @@ def history_of(client: ClientProperties, run: str, key: TrajectoryKey) -> Iterat
     prompt_time = prompt.timestamp if prompt else None
     if prompt:
         yield [prompt]
-    finished = next(search.records_of(TRAJECTORIES, prompt_time, own_partition=True), None)
+    finished = next(search.records_of(TRAJECTORIES, _between(prompt_time), own_partition=True), None)
     finish_time = finished.timestamp if finished else None
-    between = [
-        event for topic in (INBOX, PROGRESS, PLANS) for event in search.records_of(topic, prompt_time, finish_time)
-    ]
+    span = _between(prompt_time, finish_time)
+    between = [event for topic in (INBOX, PROGRESS, PLANS) for event in search.records_of(topic, span)]
     yield sorted(between, key=lambda event: (event.timestamp, event.topic, event.offset))
     if finished is None:
         return
     yield [finished]
-    scored = next(search.records_of(EXPERIENCES, finished.timestamp, own_partition=True), None)
+    scored = next(search.records_of(EXPERIENCES, _between(finished.timestamp), own_partition=True), None)
     if scored is None:
         return
     yield [scored]
-    settled = next(search.records_of(SETTLED, scored.timestamp), None)
+    settled = next(search.records_of(SETTLED, _between(scored.timestamp)), None)
     if settled is None:
         return
     if settled.record.batch is None:
         yield [settled]
         return
-    batched = [settled, *islice(search.records_of(BATCHES, settled.timestamp), 1)]
+    batched = [settled, *islice(search.records_of(BATCHES, _between(settled.timestamp)), 1)]
     yield sorted(batched, key=lambda event: event.timestamp)  # one transaction writes both
     yield [*search.versions_trained_on(settled.record.batch)]
+
+
+def _between(begin_ms: int | None, end_ms: int | None = None) -> OffsetSpan:
+    """What was written from `begin_ms` to `end_ms` (Unix milliseconds; None: all), by any clock."""
+    begin = Edge("beginning", 0) if begin_ms is None else Edge("time", begin_ms - SLACK_MS)
+    return OffsetSpan(begin, None if end_ms is None else Edge("time", end_ms + SLACK_MS))
 
 
 def _prompt_number(value: bytes | None, headers: Headers) -> int | None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 from pipelines.inspect.run_state.buffers import SHARD, Values, merge_shards
 from pipelines.inspect.run_state.busy import BusyTimes, busy_shares, with_busy_time
@@ -156,10 +155,6 @@ class RunState:
         """Since when the run is paused, in Unix milliseconds; None if it is not."""
         return int(self.pause.get("since", 0)) if self.pause.get("paused") else None
 
-    @property
-    def restarts(self) -> dict[str, int]:
-        return {name: role.restarts for name, role in self.roles.items() if role.restarts}
-
 
 def new_run(run: str, goal: int | None, at: int, warn_steps: int = WARN_STEPS, folder: Path | None = None) -> RunState:
     """The initial state. `goal`: the number of optimizer steps, None if the run has no such goal."""
@@ -297,14 +292,6 @@ def tokens_of_batch(values: Values) -> float:
     return values.get("tokens", values.get("batch/tokens", 0.0))
 
 
-def _newest(name: str) -> Callable[[RunState, Metric], RunState]:
-    def update(state: RunState, metric: Metric) -> RunState:
-        changed: dict[str, Any] = {name: metric.values}
-        return replace(state, **changed)
-
-    return update
-
-
 _SERIES: Mapping[str, Callable[[RunState, Metric], RunState]] = {
     "trainer": _trainer,
     "evaluation": _evaluation,
@@ -315,12 +302,12 @@ _SERIES: Mapping[str, Callable[[RunState, Metric], RunState]] = {
     "version": lambda state, metric: _published(
         state, PolicyVersion(int(metric.values.get("epoch", 0)), metric.step), metric.measured_at
     ),
-    "prompts": _newest("prompts"),
+    "prompts": lambda state, metric: replace(state, prompts=metric.values),
     "score": lambda state, metric: replace(
         state, scores={**state.scores, int(metric.values.get(SHARD, 0)): metric.values}
     ),
     PAUSE: _pause,
-    "warm_start": _newest("warm_start"),
+    "warm_start": lambda state, metric: replace(state, warm_start=metric.values),
     # Metrics with these three names, and versions, are only in metrics.jsonl; a watched run emits events instead.
     "lag": lambda state, metric: fold(state, LagMeasured({name: int(of) for name, of in metric.values.items()})),
     "replica": _sample,

@@ -47,7 +47,7 @@ def after(*events: Any) -> RunState:
         ([LagMeasured({"inbox": 4}), LagMeasured({"batches": 1})], "lag", {"batches": 1}),
         ([LagMeasured({"prompts": 65, "relay": 78, "replicas": 44, "trajectories": 2})], "lag", {"trajectories": 2}),
         ([trainer_metric(3)], "phase", "training"),
-        ([RolesChanged({"a": RoleState(1, 2, "up"), "b": RoleState(2, 0, "down")})], "restarts", {"a": 2}),
+        ([RolesChanged({"a": RoleState(1, 2, "up")})], "roles", {"a": RoleState(1, 2, "up")}),
         ([RelayStatus(0, ("1.2",), 5, "h", 6, START + 7)], "now", START + 7),
         ([RelayArrival(0, "h", "/s", None, (), 0.0, -1.0, START + 7)], "now", START + 7),
         ([Metric("weather", 1, {"rain": 1.0}, START + 9)], "last_metric_at", {}),
