@@ -50,11 +50,8 @@ class VersionStep:
     @property
     def missing(self) -> list[int]:
         """Batches that the manifest names but the log does not hold."""
-        return (
-            sorted(set(self.manifest.batches) - set(self.manifest.untrained_batches) - set(self.batches))
-            if self.manifest.parent
-            else []
-        )
+        named = set(self.manifest.batches) - set(self.manifest.untrained_batches)
+        return sorted(named - set(self.batches)) if self.manifest.parent else []
 
     @property
     def reward(self) -> float | None:
@@ -68,12 +65,12 @@ def read_step(client: ClientProperties, run: str, manifest: WeightVersion, paren
 
     Raises UnknownTopic.
     """
+    step = VersionStep(manifest, [], 0, Counter(), Counter(), [])
     if manifest.parent is None:
-        return VersionStep(manifest, [], 0, Counter(), Counter(), [])
+        return step
     name = BATCHES.name(run)
     ranges = batch_ranges(partition_ranges(client, name), manifest, parent)
     prompts: dict[str, TrainedPrompt] = {}
-    step = VersionStep(manifest, [], 0, Counter(), Counter(), [])
     trained = set(manifest.batches) - set(manifest.untrained_batches)
     for chunk in read_chunks(client, BATCHES, name, ranges):
         for block in chunk.decoded_records:

@@ -102,6 +102,7 @@ def page(
     width = max(len(command) for command, _ in listed)
     commands = "\n".join(f"{command:<{width}}  # {about}" for command, about in listed)
     error = summary.get("error")
+    agents = _table("Agents", agent_rows(summary["agents"])) if summary.get("agents") else ""
     results = "".join(f"<p>{escape(each)}</p>" for each in verdicts(summary, folder))
     return "\n".join(
         [
@@ -115,7 +116,7 @@ def page(
             samples_section(samples),
             '<h2>Metrics</h2><div class="tables">',
             _table("Summary", _summary_rows(summary)),
-            f"<div>{_agents(summary.get('agents'))}{_episodes(summary.get('episodes'))}{_audit(audit)}{_machine(summary)}</div></div>",
+            f"<div>{agents}{_episodes(summary.get('episodes'))}{_audit(audit)}{_machine(summary)}</div></div>",
             _insight(insight) if insight else "",
             f'<h2>Next commands</h2><div class="card"><pre>\n{escape(commands)}</pre></div>',
             _CONFIGURATION.format(escape(config)) if config else "",
@@ -180,10 +181,6 @@ def _tile(value: str, label: str, good: bool | None = None) -> str:
 def _card(chart: Chart) -> str:
     note = f'<p class="note">{escape(chart.note)}</p>' if chart.note else ""
     return f'<div class="card"><h3>{escape(chart.title)}</h3>{chart.svg}{note}</div>'
-
-
-def _agents(agents: Mapping[str, float] | None) -> str:
-    return _table("Agents", agent_rows(agents)) if agents else ""
 
 
 def _episodes(episodes: Mapping[str, Any] | None) -> str:
