@@ -20,9 +20,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.predicted_departures import Preemptions
 from pipelines.config import load_config
 from pipelines.simulate.prediction.cluster import Cluster
-from pipelines.simulate.prediction.preemptions import Preemptions
 from pipelines.simulate.prediction.world import PredictedWorld
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "emulated.toml"

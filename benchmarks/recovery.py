@@ -21,9 +21,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.predicted_departures import Departures
 from benchmarks.preemption import EXAMPLE, endless_cluster
 from pipelines.simulate.prediction.cluster import Cluster
-from pipelines.simulate.prediction.preemptions import Departures
 from pipelines.simulate.prediction.world import PredictedWorld
 
 WINDOW_S = 5

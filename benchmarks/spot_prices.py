@@ -18,10 +18,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.predicted_autoscaler import PredictedAutoscaler
 from benchmarks.preemption import EXAMPLE, endless_cluster
 from operators.autoscaler.config import AutoscalingConfig, PriceLimit
 from operators.autoscaler.prices import PriceTrace, parse_prices
-from pipelines.simulate.prediction.autoscaling import PredictedAutoscaler
 from pipelines.simulate.prediction.world import PredictedWorld
 
 TRACE = Path(__file__).with_name("spot_prices.csv")

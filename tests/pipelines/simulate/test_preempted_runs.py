@@ -7,8 +7,8 @@ import math
 import pytest
 from predicted_clusters import small_cluster
 
+from benchmarks.predicted_departures import DepartureCounts, Preemptions
 from benchmarks.recovery import recover
-from pipelines.simulate.prediction.preemptions import DepartureCounts, Preemptions
 from pipelines.simulate.prediction.world import PredictedWorld
 
 UNTIL_S, SETTLED_S = 120.0, 120.0

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+from benchmarks.predicted_departures import Departures
 from operators.autoscaler.config import AutoscalingConfig
 from operators.autoscaler.decide import History, ScalingLimits, decide
 from operators.autoscaler.observation import Observation
 from operators.autoscaler.policies import make_policy
 from operators.autoscaler.prices import PriceTrace
-from pipelines.simulate.prediction.preemptions import Departures
 from pipelines.simulate.prediction.world import PredictedWorld
 
 
