@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import groupby
 
@@ -48,9 +48,7 @@ class Axis:
 
 def line_plot(title: str, lines: Sequence[Line], x: Axis, y: Axis, levels: Sequence[Level] = ()) -> str:
     """Return the lines over a common pair of axes; a sentence if there is no data."""
-    shown = [
-        Line(each.label, thinned(each.points), each.colour, each.faint, each.dots) for each in lines if each.points
-    ]
+    shown = [replace(each, points=thinned(each.points)) for each in lines if each.points]
     if not shown:
         return no_data(title)
     ys = [value for each in shown for _, value in each.points] + [level.y for level in levels]

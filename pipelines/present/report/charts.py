@@ -67,7 +67,7 @@ def charts(metrics: Sequence[Metric], summary: Mapping[str, Any]) -> list[Chart]
 
 def reward(metrics: Sequence[Metric]) -> Chart:
     """Return the training reward over trained trajectories."""
-    points = _points(batches(metrics), "reward/mean")
+    points = batch_values(batches(metrics), "reward/mean")
     lines = [
         Line("mean of a batch", points, 0, faint=True),
         Line(f"mean over {SMOOTHING} steps", smoothed(points, SMOOTHING), 0),
@@ -94,7 +94,7 @@ def tasks(metrics: Sequence[Metric]) -> list[Chart]:
         return []
     rewards, accuracies = [], []
     for colour, (task, own) in enumerate(trained.items()):
-        rewards.append(Line(task, smoothed(_points(own, "reward/mean"), SMOOTHING), colour))
+        rewards.append(Line(task, smoothed(batch_values(own, "reward/mean"), SMOOTHING), colour))
         measured = [(each.version, each.by_task[task]) for each in found if task in each.by_task]
         accuracies.append(Line(task, measured, colour, dots=True))
     x = Axis("trajectories of the task", count, low=0)
@@ -107,7 +107,7 @@ def tasks(metrics: Sequence[Metric]) -> list[Chart]:
 def components(metrics: Sequence[Metric]) -> list[Chart]:
     """Return the means of the reward components; no chart if there is only one."""
     lines = [
-        Line(name, smoothed(_points(trained, COMPONENT_MEAN), SMOOTHING), colour)
+        Line(name, smoothed(batch_values(trained, COMPONENT_MEAN), SMOOTHING), colour)
         for colour, (name, trained) in enumerate(components_of(metrics).items())
     ]
     x = Axis("trajectories with the component", count, low=0)
@@ -127,7 +127,7 @@ def response_length(metrics: Sequence[Metric]) -> Chart:
     """Return the response length over trained trajectories."""
     trained = batches(metrics)
     lines = [
-        Line(label, _points(trained, key), colour)
+        Line(label, batch_values(trained, key), colour)
         for colour, (label, key) in enumerate((("mean", "response_length/mean"), ("longest", "response_length/max")))
     ]
     return _lines("Response length", lines, _TRAJECTORIES, Axis("tokens", count, low=0))
@@ -211,7 +211,7 @@ def _lines(title: str, lines: Sequence[Line], x: Axis, y: Axis, levels: Sequence
     return Chart(title, line_plot(title, lines, x, y, levels), note)
 
 
-def _points(trained: Sequence[Batch], key: str) -> list[tuple[float, float]]:
+def batch_values(trained: Sequence[Batch], key: str) -> list[tuple[float, float]]:
     """Return the value `key` over the trained trajectories."""
     return [(each.cumulative, each.values[key]) for each in trained if key in each.values]
 

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from pipelines.present.plots import Axis, Line, Points, line_plot, smoothed
-from pipelines.present.report.charts import SMOOTHING, Chart
+from pipelines.present.report.charts import SMOOTHING, Chart, batch_values
 from pipelines.present.report.html import LABELS, shown
 from pipelines.present.report.page_style import head
 from pipelines.present.report.series import Batch, batches, evaluations
@@ -85,38 +85,28 @@ def _charts(runs: Sequence[ComparedRun]) -> list[Chart]:
     trajectories, elapsed = Axis("trajectories trained", count, low=0), Axis("time since the start", clock, low=0)
     version = Axis("weight version", lambda value: f"{value:.0f}", low=0)
 
-    def series(point: Callable[[str, Batch], tuple[float, float | None]]) -> dict[str, Points]:
-        found = {run: [point(run, batch) for batch in run_batches] for run, run_batches in trained.items()}
+    def over_trajectories(key: str) -> dict[str, Points]:
+        return {run: batch_values(own, key) for run, own in trained.items()}
+
+    def over_time(value: Callable[[Batch], float | None]) -> dict[str, Points]:
+        found = {run: [((each.at - start[run]) / 1000, value(each)) for each in own] for run, own in trained.items()}
         return {run: [(x, y) for x, y in points if y is not None] for run, points in found.items()}
 
-    rewards = series(lambda run, batch: (batch.cumulative, batch.values.get("reward/mean")))
-    by_time = series(lambda run, batch: ((batch.at - start[run]) / 1000, batch.values.get("reward/mean")))
+    by_time = over_time(lambda batch: batch.values.get("reward/mean"))
+    trajectories_by_time = over_time(lambda batch: batch.cumulative)
     held_out = {
         each.run: [(found.version, found.greedy) for found in evaluations(each.metrics) if found.greedy is not None]
         for each in runs
     }
     return [
-        _plot("Mean reward by trajectories", _smooth(rewards), trajectories, Axis("mean reward")),
+        _plot(
+            "Mean reward by trajectories", _smooth(over_trajectories("reward/mean")), trajectories, Axis("mean reward")
+        ),
         _plot("Mean reward by time", _smooth(by_time), elapsed, Axis("mean reward")),
         _plot("Accuracy on held-out questions, greedy", held_out, version, Axis("accuracy", low=0, high=1)),
-        _plot(
-            "Trajectories trained by time",
-            series(lambda run, batch: ((batch.at - start[run]) / 1000, batch.cumulative)),
-            elapsed,
-            Axis("trajectories", count, low=0),
-        ),
-        _plot(
-            "Staleness",
-            series(lambda run, batch: (batch.cumulative, batch.values.get("staleness/mean"))),
-            trajectories,
-            Axis("versions"),
-        ),
-        _plot(
-            "Response length",
-            series(lambda run, batch: (batch.cumulative, batch.values.get("response_length/mean"))),
-            trajectories,
-            Axis("tokens"),
-        ),
+        _plot("Trajectories trained by time", trajectories_by_time, elapsed, Axis("trajectories", count, low=0)),
+        _plot("Staleness", over_trajectories("staleness/mean"), trajectories, Axis("versions")),
+        _plot("Response length", over_trajectories("response_length/mean"), trajectories, Axis("tokens")),
     ]
 
 
