@@ -48,11 +48,6 @@ class SimulatedProcess:
         for fiber in self._fibers:
             fiber.paused_until = self._paused_until
 
-    @property
-    def paused(self) -> bool:
-        """Whether the process is paused now."""
-        return self._paused_until > self.scheduler.now
-
     def monotonic(self) -> float:
         """Seconds of this host's clock."""
         return self.scheduler.now + 1000.0 + self.skew_s

@@ -74,10 +74,6 @@ class SettlementLedger:
             del self._held[number]
         return fresh
 
-    def held(self) -> int:
-        """How many trajectories are registered and not settled."""
-        return sum(map(len, self._held.values()))
-
     def settled_members(self, number: int) -> int:
         """How many members of group `number` are settled; 0 once all are."""
         return self._ledger.finished_count(*_prompt(number))

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from infra.models.checkpoint_folder import load_model, load_tokenizer, write_model
 from infra.models.device_copies import use_device
@@ -94,10 +93,6 @@ class Replay:
                 return
         if (missing := assembly.missing()) is not None:
             raise missing
-
-    def weights(self) -> dict[str, Tensor]:
-        """The current full weights. A collective: every rank must call it."""
-        return dict(self._learner.weights().items())
 
     def save(self, folder: Path) -> str:
         """Write the model to the new folder `folder`, on rank 0, and return the `weights_digest` of its weights.

@@ -132,14 +132,11 @@ def stored_log(data: bytes) -> None:
     """A segment of a partition of a stopped broker, with the records in it."""
     with written(data, f"runs-0/{0:020}.log") as file:
         partition = StoredPartition(file.parent)
-        try:
-            partition.settle([1])
-            for _, batch in partition.batches(0, committed=True):
-                if batch is not None:
-                    read_batch(batch, 0, 0)
-            partition.first_at(5)
-        finally:
-            partition.close()
+        partition.settle([1])
+        for _, batch in partition.batches(0, committed=True):
+            if batch is not None:
+                read_batch(batch, 0, 0)
+        partition.first_at(5)
 
 
 def stored_seeds() -> list[bytes]:

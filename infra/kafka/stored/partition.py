@@ -86,11 +86,6 @@ class StoredPartition:
         times = (time for time, producer in zip(self._times, self._producers, strict=True) if producer == producer_id)
         return max(times, default=-1)
 
-    def close(self) -> None:
-        """Close the files."""
-        for data in self._data:
-            data.close()
-
     def _index(self, file: Path) -> None:
         with file.open("rb") as opened:
             size = opened.seek(0, 2)
