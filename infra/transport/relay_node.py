@@ -355,14 +355,10 @@ class IncrementalHasher:
     def __call__(self) -> None:
         began = self._clock()
         if began - self._last_end >= self._hash_s:
-            end = min(complete_prefix(self._blob, self._buffer), self._arriving.hashed + self._blob.chunk_bytes)
+            missing = self._buffer.missing()
+            complete = self._blob.span(missing[0]).start if missing else self._blob.bytes
+            end = min(complete, self._arriving.hashed + self._blob.chunk_bytes)
             if end > self._arriving.hashed:
                 self._arriving.hash_to(end)
                 self._hash_s = self._clock() - began
         self._last_end = self._clock()
-
-
-def complete_prefix(blob: ChunkedBlob, buffer: BlobBuffer) -> int:
-    """The number of bytes before the first missing chunk."""
-    missing = buffer.missing()
-    return blob.span(missing[0]).start if missing else blob.bytes

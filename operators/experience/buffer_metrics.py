@@ -48,7 +48,7 @@ class BufferMetrics:
     def count_dropped(self, runs: Sequence[RowRun], reason: str) -> None:
         """Count the members in `runs`, dropped for `reason`."""
         lengths = gather_column(runs, "tokens")
-        self._counters.add(f"dropped/{reason_kind(reason)}", len(lengths))
+        self._counters.add(f"dropped/{reason.partition(' ')[0]}", len(lengths))  # its first word is its kind
         self._dropped_since_batch, self._reason = self._dropped_since_batch + len(lengths), reason
         _count(self._dropped_lengths, lengths)
 
@@ -159,11 +159,6 @@ def _histogram(name: str, values: np.ndarray) -> dict[str, float]:
 def _count(counts: Counter[int], lengths: np.ndarray) -> None:
     for length, count in Counter(lengths.tolist()).items():
         counts[round_length(length)] += count
-
-
-def reason_kind(reason: str) -> str:
-    """The kind of a drop reason: its first word."""
-    return reason.partition(" ")[0]
 
 
 def round_length(tokens: int) -> int:

@@ -44,7 +44,7 @@ def replicas(context: typer.Context, address: Address, printing: Printing) -> Ro
         return None
     connection = address.open_log()
     found, now = _last_rows(connection), time.time_ns() // 10**6
-    stages = stages_in(found)
+    stages = {row.replica: row for row in found if isinstance(row, StageStatus)}  # the last of each
     rows = [replica_row(each, now, stages.get(replica)) for replica, each in heartbeats_in(found).items()]
     return RowOutput([rows], COLUMNS, printing.form(), f"run {connection.run} has no replicas yet", cells=_cells)
 
@@ -102,11 +102,6 @@ def heartbeats_in(rows: Iterable[Any]) -> dict[int, list[ReplicaStatus]]:
             if not found or row.incarnation == found[-1].incarnation:
                 found.append(row)
     return dict(sorted(heartbeats.items()))
-
-
-def stages_in(rows: Iterable[Any]) -> dict[int, StageStatus]:
-    """Return the last part in stage groups among `rows`, by replica."""
-    return {row.replica: row for row in rows if isinstance(row, StageStatus)}
 
 
 def _last_rows(connection: RunClient) -> list[Any]:
