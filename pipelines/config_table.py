@@ -83,13 +83,9 @@ def without_inherited(errors: Iterable[Mapping[str, Any]], table: Mapping[str, A
         of_task = place[:1] == ["tasks"] and len(place) > 1
         within = tuple(place[2:] if of_task else place)
         named = {*within[:1]} or set(re.findall(r"\w+", error["msg"]))
-        own = named & table[section]["tasks"][place[1]].keys() if of_task and _has_tables(table, section) else named
+        has_tables = of_task and all(isinstance(task, dict) for task in table[section]["tasks"])
+        own = named & table[section]["tasks"][place[1]].keys() if has_tables else named
         signature = (section, within, error["msg"])
         if own or signature not in seen:
             yield error
         seen.append(signature)
-
-
-def _has_tables(table: Mapping[str, Any], section: str) -> bool:
-    """Whether all tasks of `section` are tables."""
-    return all(isinstance(task, dict) for task in table[section]["tasks"])

@@ -102,7 +102,8 @@ class _StackedMessages:
         elif pa.types.is_list(kind) or pa.types.is_map(kind):
             offsets, items = self._cut_offsets(length)
             buffers.append(offsets)
-            children = [self.array(_item(kind))]
+            item = pa.struct([kind.key_field, kind.item_field]) if pa.types.is_map(kind) else kind.value_type
+            children = [self.array(item)]
             if len(children[0]) != items * self._count:
                 raise _LayoutsDiffer
         elif pa.types.is_string(kind) or pa.types.is_binary(kind):
@@ -150,11 +151,6 @@ class _StackedMessages:
             raise _LayoutsDiffer
         shifted = [message * end + offset for message in range(self._count) for offset in offsets]
         return pa.py_buffer(array("i", [*shifted, end * self._count])), end
-
-
-def _item(kind: pa.DataType) -> pa.DataType:
-    """The item type of the list or map type `kind`."""
-    return pa.struct([kind.key_field, kind.item_field]) if pa.types.is_map(kind) else kind.value_type
 
 
 def _pairs(metadata: bytes, position: int) -> Iterator[tuple[int, int]]:

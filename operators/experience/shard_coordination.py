@@ -66,7 +66,8 @@ class BatchSelector:
 
     def select(self, newest: PolicyVersion | None, now: int) -> Iterator[BatchSelection]:
         """Select groups for as many batches as the proposed groups fill."""
-        if self._returns_stale and any(_is_older(each.newest, newest) for each in self._proposed):
+        known = (each.newest for each in self._proposed)
+        if self._returns_stale and newest is not None and any(each is None or each < newest for each in known):
             yield BatchSelection(None, self._take(len(self._proposed)), newest, now)
         for count in groups_per_batch([each.size for each in self._proposed], self._wanted):
             yield BatchSelection(self._batch, self._take(count), newest, now)
@@ -85,10 +86,6 @@ class BatchSelector:
 
 
 _PARTITION = PartitionKey(BATCH_ASSEMBLY.short_name, 0)
-
-
-def _is_older(known: PolicyVersion | None, newest: PolicyVersion | None) -> bool:
-    return newest is not None and (known is None or known < newest)
 
 
 class ShardCoordinator:

@@ -52,15 +52,10 @@ def _families(state: RunState) -> Iterator[Metric]:
     yield _gauge("optimizer_step", "Number of the newest optimizer step.", {(): state.step}, run)
     if state.pause:
         yield _gauge("paused", "1 while the run is paused, else 0.", {(): state.pause.get("paused")}, run)
-    yield _counter(
-        "weight_versions", "Published weight versions: the number of the newest plus one.", {(): state.versions}, run
-    )
-    yield _counter(
-        "trajectories_trained",
-        "Trajectories trained since the start of the run.",
-        {(): state.trajectories_trained},
-        run,
-    )
+    about = "Published weight versions: the number of the newest plus one."
+    yield _counter("weight_versions", about, {(): state.versions}, run)
+    trained = {(): state.trajectories_trained}
+    yield _counter("trajectories_trained", "Trajectories trained since the start of the run.", trained, run)
     about = "Accuracy of the newest evaluated version on held-out questions"
     modes = {"greedy": state.greedy.last, "sampled": state.sampled.last}
     overall = {(mode,): point.y for mode, point in modes.items() if point}
@@ -68,13 +63,8 @@ def _families(state: RunState) -> Iterator[Metric]:
     yield _gauge("heldout_task_accuracy", f"{about} of a task, 0 to 1.", _by_task(state), run, "mode", "task")
     about = "Share of scored training trajectories whose reward, environment or generation failed, 0 to 1."
     yield _gauge("error_share", about, {(): error_counts(state.score).share}, run)
-    yield _gauge(
-        "lag_records",
-        "Records of a topic that its consumers have not processed.",
-        _labelled(state.open_lag),
-        run,
-        "topic",
-    )
+    lag = {(topic,): records for topic, records in state.open_lag.items()}
+    yield _gauge("lag_records", "Records of a topic that its consumers have not processed.", lag, run, "topic")
     yield from _of_replicas(state, run)
     for stage in ("prompts", "trainer", "experience", "score"):
         yield from _of_stage(stage, getattr(state, stage), run)
@@ -177,10 +167,6 @@ def _filled(family: Any, values: SampleValues, run: list[str]) -> Metric:
             family.add_metric([*run, *labels], value)
     filled: Metric = family
     return filled
-
-
-def _labelled(values: Mapping[str, int]) -> SampleValues:
-    return {(name,): value for name, value in values.items()}
 
 
 MAX_CONNECTIONS = 64
