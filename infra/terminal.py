@@ -15,14 +15,14 @@ MIN_COLUMNS = 20
 _NO_BREAK = "\0"
 
 
-def wrapped(text: str, columns: int | None, indent: str = "  ") -> str:
-    """`text` with each line that is longer than `columns` continued on lines that begin with its indent and `indent`.
+def wrapped(text: str, columns: int | None) -> str:
+    """`text` with each line that is longer than `columns` continued on lines that are indented by two more.
 
     A word is not divided, nor a command in backticks: it can be copied. None: `text` as it is.
     """
     if columns is None or columns < MIN_COLUMNS:
         return text
-    return "\n".join(_wrapped_line(line, columns, indent) for line in text.split("\n"))
+    return "\n".join(_wrapped_line(line, columns) for line in text.split("\n"))
 
 
 def columns_of(stream: TextIO) -> int | None:
@@ -35,7 +35,7 @@ def print_wrapped(text: str, *, err: bool = False) -> None:
     print_escaped(wrapped(text, columns_of(sys.stderr if err else sys.stdout)), err=err)
 
 
-def _wrapped_line(line: str, columns: int, indent: str) -> str:
+def _wrapped_line(line: str, columns: int) -> str:
     if len(line) <= columns:
         return line
     start = line[: len(line) - len(line.lstrip(" "))]
@@ -44,7 +44,7 @@ def _wrapped_line(line: str, columns: int, indent: str) -> str:
         whole,
         columns,
         initial_indent=start,
-        subsequent_indent=start + indent,
+        subsequent_indent=f"{start}  ",
         break_long_words=False,
         break_on_hyphens=False,
         expand_tabs=False,

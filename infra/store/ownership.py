@@ -160,14 +160,14 @@ def stale_stores(base: Path = names.SHARED_MEMORY) -> list[StaleStore]:
     return found
 
 
-def remove_ended_stores(own: Path, unused_s: float = UNUSED_S) -> list[Path]:
-    """Remove the stores beside `own` that no process uses, and that have not changed for `unused_s`: their runs have
+def remove_ended_stores(own: Path) -> list[Path]:
+    """Remove the stores beside `own` that no process uses, and that have not changed for `UNUSED_S`: their runs have
     ended, or fetch their weights again. Returns their folders.
     """
     removed, now = [], time.time()
     for root in (store.root for store in stale_stores(own.parent) if store.root != own):
         try:
-            if now - max(path.stat().st_mtime for path in (root, *root.iterdir())) > unused_s:
+            if now - max(path.stat().st_mtime for path in (root, *root.iterdir())) > UNUSED_S:
                 remove_store(root)
                 removed.append(root)
         except (OSError, StoreError) as error:  # opened or removed by another process meanwhile

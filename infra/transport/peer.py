@@ -28,7 +28,7 @@ class Peer:
     """One connection over which `blob` is pulled into `memory`, chunk by chunk, through `link`.
 
     `may_wait`: the peer may wait for chunks that it does not have yet, sending WAIT frames. It fails if the peer sends
-    nothing for `timeout_s` seconds.
+    nothing for `RESPONSE_TIMEOUT_S` seconds.
     """
 
     def __init__(
@@ -39,14 +39,13 @@ class Peer:
         link: Link,
         *,
         may_wait: bool,
-        timeout_s: float = RESPONSE_TIMEOUT_S,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_close = on_close
         self._connection, self._blob, self._memory, self._link = connection, blob, memory, link
         self._may_wait = may_wait
         self._pending: deque[tuple[int, int]] = deque()
-        connection.settimeout(timeout_s)
+        connection.settimeout(RESPONSE_TIMEOUT_S)
 
     @property
     def pending(self) -> list[int]:

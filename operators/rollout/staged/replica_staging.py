@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
@@ -35,14 +34,8 @@ DEAD_END_S = 10.0
 class ReplicaStaging:
     """Stage groups of one replica, over its `member`; `weights` is the store of its machine."""
 
-    def __init__(
-        self,
-        member: StageMember,
-        weights: WeightStore,
-        service: StageService,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.member, self._weights, self._service, self._clock = member, weights, service, clock
+    def __init__(self, member: StageMember, weights: WeightStore, service: StageService) -> None:
+        self.member, self._weights, self._service = member, weights, service
         self._engine = member.engine
         self._pool = ThreadPoolExecutor(1, "form stage group")
         self._forming: Future[tuple[StageModel, StagePipeline]] | None = None
@@ -113,8 +106,8 @@ class ReplicaStaging:
             self._hopeless_since = None
             return ""
         if self._hopeless_since is None:
-            self._hopeless_since = self._clock()
-        if self._clock() - self._hopeless_since < DEAD_END_S:
+            self._hopeless_since = time.monotonic()
+        if time.monotonic() - self._hopeless_since < DEAD_END_S:
             return ""
         return f"{self._engine.lost}, and weight version {self._led[0].version} no longer arrives"
 
