@@ -159,7 +159,7 @@ def _agent_request(data: bytes) -> None:
         return
     for parse in (parse_chat, parse_completion, parse_responses):
         try:
-            chat = parse(body, 64)
+            chat = parse(body)
             plan_turn(chat.messages, chat.tools, RecordedConversations(), _PLAIN)
         except (ApiError, TemplateError):
             continue
