@@ -201,6 +201,12 @@ RESTARTS = (
         "tests/infra/kafka/test_log_gaps.py::test_session_poll_raises_when_log_is_truncated",
     ),
     Fix(
+        "a start does not believe a broker that leads no longer",
+        "infra/kafka/session.py",
+        (("check_present(observer.end_offsets([restore]), written)", "pass"),),
+        "tests/faults/test_isolated_broker.py::test_start_does_not_continue_from_what_an_isolated_broker_has",
+    ),
+    Fix(
         "a truncated log ends the process",
         "infra/kafka/session.py",
         (("return log_truncated(self.config.group, str(error))", "return self._give_up(error)"),),
