@@ -76,10 +76,10 @@ def simulate(
     """Play histories of failures of a small run, or predict a whole cluster; in one process and in virtual time.
 
     Without CONFIG: every role runs its real code on a simulated Kafka cluster: processes die, pause, come back after
-    their successor, and requests are lost, late or executed without a response. Some runs have relays and KV transfers
-    on hosts whose links are slow, lossy, cut or damage data; some are trimmed, or upgraded from an earlier release. One
-    seed is one history, byte for byte. Exits with 1 at the first history that violates an invariant, with as few faults
-    as still make it fail.
+    their successor, requests are lost, late or executed without a response, and a broker is cut off from the others.
+    Some runs have relays and KV transfers on hosts whose links are slow, lossy, cut or damage data; some are trimmed,
+    resumed with other shards, or upgraded from an earlier release. One seed is one history, byte for byte. Exits with 1
+    at the first history that violates an invariant, with as few faults as still make it fail.
 
     With CONFIG or --calibrate: real placement and replicas, with emulated engines and trainer, predict throughput, idle
     time, staleness, KV use and cost. A run is predicted in its own clock: --set run.time_scale=1 predicts the cluster.
