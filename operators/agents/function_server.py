@@ -6,7 +6,6 @@ and writes a line when the process of one has started or ended. `FunctionServer`
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import json
 import os
@@ -24,7 +23,7 @@ from typing import Any
 
 from infra.name_lookup import member_of
 from infra.processes import die_with_parent_command
-from infra.workers.limits import lower_limit
+from infra.workers.limits import die_with, lower_limit
 
 REPORT_FIELDS = {"reward", "rewards", "answer"}
 """What an agent may report."""
@@ -176,6 +175,7 @@ def main(target: str) -> None:
     os.dup2(2, 1)
     client = openai.OpenAI(api_key="none", base_url="http://none", max_retries=MAX_RETRIES)
     running: dict[int, int] = {}
+    own_pid = os.getpid()
     buffer, open_input = b"", True
     while open_input:
         if select.select([0], [], [], _REAP_S if running else None)[0]:
@@ -187,7 +187,7 @@ def main(target: str) -> None:
                 pid = os.fork()
                 if not pid:
                     os.close(events)
-                    _call(function, client, order)
+                    _call(function, client, order, own_pid)
                 running[pid] = order["number"]
                 _write(events, {"number": order["number"], "pid": pid})
         while running and (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
@@ -197,12 +197,11 @@ def main(target: str) -> None:
             _write(events, {"number": running.pop(ended.si_pid), "code": os.waitstatus_to_exitcode(status)})
 
 
-def _call(function: Any, client: Any, order: Mapping[str, Any]) -> None:
-    """In a forked process: call the function, write its report, and exit."""
+def _call(function: Any, client: Any, order: Mapping[str, Any], server: int) -> None:
+    """In a process forked by `server`: call the function, write its report, and exit."""
     code = 1
     try:
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        die_with(server)
         os.setsid()
         if order["memory_limit_mb"] is not None:
             lower_limit(resource.RLIMIT_DATA, order["memory_limit_mb"] << 20)
