@@ -97,7 +97,7 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.2)
 
 
-def test_start_does_not_continue_from_what_an_isolated_broker_has(cluster: Cluster) -> None:
+def test_start_does_not_continue_from_an_isolated_broker(cluster: Cluster) -> None:
     """A client that is told of the broker alone asks it first; which broker it asks next is drawn."""
     network = cluster.network
 

@@ -204,7 +204,7 @@ RESTARTS = (
         "a start does not believe a broker that leads no longer",
         "infra/kafka/session.py",
         (("check_present(observer.end_offsets([restore]), written)", "pass"),),
-        "tests/faults/test_isolated_broker.py::test_start_does_not_continue_from_what_an_isolated_broker_has",
+        "tests/faults/test_isolated_broker.py::test_start_does_not_continue_from_an_isolated_broker",
     ),
     Fix(
         "a truncated log ends the process",
