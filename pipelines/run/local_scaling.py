@@ -86,33 +86,24 @@ def with_rollouts(processes: Iterable[RoleProcess], count: int) -> list[RoleProc
     return [*(process for process in processes if not _is_rollout(process.name)), *rollouts(count)]
 
 
-class LocalScaling:
-    """Starts and ends rollout processes of `fleet`. `note` receives one-line messages.
+def follow_target(fleet: Fleet, target: int, note: Callable[[str], None], notice_s: float) -> None:
+    """Have rollout processes 0 to `target` - 1 in `fleet`: start those that are missing; the others drain and end.
 
-    A process that ends has `notice_s` seconds to hand its work over (`rollout.termination_notice_s`).
+    A process that ends has `notice_s` seconds to hand its work over (`rollout.termination_notice_s`); one that is
+    still ending is started again after its end, so call this often. `note` receives one-line messages.
     """
-
-    def __init__(self, fleet: Fleet, note: Callable[[str], None], notice_s: float) -> None:
-        self._fleet, self._note, self._notice_s = fleet, note, notice_s
-
-    def follow(self, target: int) -> None:
-        """Have rollout processes 0 to `target` - 1: start those that are missing; the others drain and end.
-
-        A process that is still ending is started again after its end. Call it often.
-        """
-        members = self._fleet.members
-        wanted = rollouts(target)
-        for process in wanted:
-            member = members.get(process.name)
-            if member is None or (not member.wanted and member.pid is None):
-                self._fleet.add(process)
-                self._note(f"{process.name} starts, by the autoscaler's target of {target}")
-        names = {process.name for process in wanted}
-        leaving = [name for name, each in members.items() if each.wanted and _is_rollout(name) and name not in names]
-        does = "hands its work over" if self._notice_s else "publishes its work"
-        for name in leaving:
-            self._note(f"{name} {does} and ends, by the autoscaler's target of {target}")
-        self._fleet.stop(leaving)
+    members, wanted = fleet.members, rollouts(target)
+    for process in wanted:
+        member = members.get(process.name)
+        if member is None or (not member.wanted and member.pid is None):
+            fleet.add(process)
+            note(f"{process.name} starts, by the autoscaler's target of {target}")
+    names = {process.name for process in wanted}
+    leaving = [name for name, each in members.items() if each.wanted and _is_rollout(name) and name not in names]
+    does = "hands its work over" if notice_s else "publishes its work"
+    for name in leaving:
+        note(f"{name} {does} and ends, by the autoscaler's target of {target}")
+    fleet.stop(leaving)
 
 
 def _is_rollout(name: str) -> bool:

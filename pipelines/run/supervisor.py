@@ -36,7 +36,7 @@ from pipelines.present.view.watch import Watch
 from pipelines.roles import ADMIN, EMULATED, processes_of
 from pipelines.run.background_audit import BackgroundAudit
 from pipelines.run.fleet import Fleet, RoleFailed
-from pipelines.run.local_scaling import FollowedTarget, LocalScaling, with_rollouts
+from pipelines.run.local_scaling import FollowedTarget, follow_target, with_rollouts
 from pipelines.run.resharding import reshard_score
 from pipelines.run.run_guard import COLUMNS, RunFailing, RunGuard
 from pipelines.run.run_kafka import RunKafka, RunLost
@@ -198,7 +198,7 @@ class Supervisor:
                 self._kafka.retry(lambda: reshard_score(self.config, self.view.note))
         self.state.bootstrap_servers = self.config.kafka.client().bootstrap_servers
         self.state.client_properties = self.config.kafka.for_role(ADMIN).client_properties
-        self._write_config()
+        save_config(self.config, self.folder / CONFIG_FILE)
         if not self.config.model.path and not self.config.emulated:
             self._warm_start()
 
@@ -263,7 +263,7 @@ class Supervisor:
     def _use_warm_start(self) -> None:
         folder = self._read_warm_start_progress()["folder"]
         self.config = replace(self.config, model=replace(self.config.model, path=str(folder)))
-        self._write_config()
+        save_config(self.config, self.folder / CONFIG_FILE)
 
     def _read_warm_start_progress(self) -> Mapping[str, object]:
         """Read the warm start's progress file, and report it to the watch if it changed."""
@@ -327,7 +327,7 @@ class Supervisor:
             self._kafka.poll()
         if self._target is not None:
             notice_s = self.config.rollout.termination_notice_s
-            LocalScaling(self._fleet, self.view.note, notice_s).follow(self._target.target)
+            follow_target(self._fleet, self._target.target, self.view.note, notice_s)
         self._fleet.poll(TICK_S)
         if self._audits is not None:
             self._audits.poll()
@@ -357,9 +357,6 @@ class Supervisor:
             name: ObservedRole(member.pid, member.restarts, member.status)
             for name, member in self._fleet.members.items()
         }
-
-    def _write_config(self) -> None:
-        save_config(self.config, self.folder / CONFIG_FILE)
 
 
 def _in_use(store: Path) -> StoreBusy | None:

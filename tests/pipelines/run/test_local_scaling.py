@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import pytest
 
 from infra.kafka.topic_reader import StoredRecord
 from pipelines.roles import Role, RoleProcess
 from pipelines.run.fleet import FleetMember
-from pipelines.run.local_scaling import LocalScaling, newest_target, rollouts, with_rollouts
+from pipelines.run.local_scaling import follow_target, newest_target, rollouts, with_rollouts
 from schemas.records import ScalingDecision
 
 
@@ -60,24 +61,24 @@ def test_other_processes_stay_beside_the_rollouts_of_the_target() -> None:
 @pytest.mark.parametrize(("notice_s", "does"), [(0.0, "publishes its work"), (60.0, "hands its work over")])
 def test_missing_processes_start_and_the_last_ones_leave(notice_s: float, does: str) -> None:
     fleet, notes = RecordedFleet(), list[str]()
-    scaling = LocalScaling(fleet, notes.append, notice_s)  # type: ignore[arg-type]
+    follow = partial(follow_target, fleet, note=notes.append, notice_s=notice_s)  # type: ignore[arg-type]
     fleet.add(RoleProcess("light", (Role("score"),)))
     for _ in range(2):  # the second time changes nothing
-        scaling.follow(3)
+        follow(3)
     assert fleet.calls == ["add light", "add rollout-0", "add rollout-1", "add rollout-2"]
     for _ in range(2):
-        scaling.follow(1)
+        follow(1)
     assert fleet.calls[4:] == ["stop rollout-1", "stop rollout-2"]
     assert notes[-1] == f"rollout-2 {does} and ends, by the autoscaler's target of 1"
 
 
 def test_process_that_drains_is_started_again_after_its_end() -> None:
     fleet = RecordedFleet()
-    scaling = LocalScaling(fleet, lambda line: None, 0.0)  # type: ignore[arg-type]
-    scaling.follow(2)
-    scaling.follow(1)
-    scaling.follow(2)
+    follow = partial(follow_target, fleet, note=lambda line: None, notice_s=0.0)  # type: ignore[arg-type]
+    follow(2)
+    follow(1)
+    follow(2)
     assert fleet.calls == ["add rollout-0", "add rollout-1", "stop rollout-1"]
     fleet.end("rollout-1")
-    scaling.follow(2)
+    follow(2)
     assert fleet.calls[3:] == ["add rollout-1"]
