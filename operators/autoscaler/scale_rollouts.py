@@ -21,7 +21,7 @@ from operators.autoscaler.policies import Policy, make_policy
 from operators.autoscaler.prices import Prices
 from operators.io.clocks import wall_ms
 from operators.io.dead_letters import dead_letter
-from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored, ShardFold
 from operators.io.map_outputs import MapOutputs
 from schemas.records import Metric, ScalingDecision, ScalingOutcome
 from schemas.topics import DECISION, METRICS, OUTCOME, SCALING
@@ -64,7 +64,7 @@ class ScaleRollouts:
         return ScalingFold(self, restored.state, make_policy(self.config), clock, now)
 
 
-class ScalingFold:
+class ScalingFold(ShardFold):
     """Observations are of this start alone. What is left of a cool-down when the process ends is waited for again, by
     the clock of the next one: no time of another machine is compared.
     """
@@ -124,9 +124,6 @@ class ScalingFold:
         needed = self._execution.needed_offset
         low_water = positions if needed is None else {**positions, _PLACE: needed}
         return Checkpoint(low_water, state=state)
-
-    def busy(self) -> bool:
-        return False
 
     def close(self) -> None:
         self._execution.close()

@@ -23,7 +23,7 @@ from operators.export.config import Contents
 from operators.export.folder import ExportError, next_offsets, read_contents, read_parts
 from operators.export.import_plan import ImportedSpan, ImportPlan, check_importable, import_tables, plan_import
 from operators.io.clocks import wall_ms
-from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored, ShardFold
 from schemas.arrow import arrow_schema
 from schemas.block import Block
 from schemas.identity import group_id
@@ -46,7 +46,7 @@ class ImportRows:
         return Importing(self, restored.state)
 
 
-class Importing:
+class Importing(ShardFold):
     """The state of one start. `state` of the commit note has an entry for each dataset imported before."""
 
     def __init__(self, step: ImportRows, state: Mapping[str, Any]) -> None:
@@ -89,9 +89,6 @@ class Importing:
     def busy(self) -> bool:
         """True until the metric is written."""
         return not self._reported
-
-    def close(self) -> None:
-        """Nothing to release."""
 
     def _restored_span(self) -> tuple[ImportedSpan, int, int]:
         """The span to import, the number of its first group, and how many of its rows are written."""

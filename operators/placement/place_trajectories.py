@@ -17,7 +17,7 @@ from infra.kafka.session_config import Partition
 from infra.runners.step_metrics import phase
 from operators.io.clocks import wall_ms
 from operators.io.config import ShardConfig
-from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored, ShardFold
 from operators.io.newest_manifest import NewestManifest
 from operators.io.repartition import LiveReplicas, Moved, Placed
 from operators.io.validation import MAX_PROMPTS_AHEAD
@@ -101,7 +101,7 @@ class PlaceTrajectories:
         return PlacementFold(self, restored, fence_process, clock, now, read_ends)
 
 
-class PlacementFold:
+class PlacementFold(ShardFold):
     def __init__(
         self,
         step: PlaceTrajectories,
@@ -206,12 +206,6 @@ class PlacementFold:
                 "prompts": self._numbers.state(),
             },
         )
-
-    def busy(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
 
     def _handle(self, received: ReceivedRecord, now: float) -> list[Output]:
         match received.record:

@@ -98,21 +98,15 @@ class ReplicaTable:
         highest = max(fenced, -1 if known is None else known.status.incarnation)
         if status.incarnation > (MAX_FIRST_INCARNATION if highest < 0 else highest + MAX_STARTS_APART):
             return f"incarnation {status.incarnation} of replica {status.replica} is far ahead of the last, {highest}"
-        self._record(status, now)
-        return None
-
-    def _record(self, status: ReplicaStatus, now: float) -> None:
-        if status.incarnation <= self._fenced.get(status.replica, -1):
-            return  # fenced before its first heartbeat
-        known = self._replicas.get(status.replica)
-        if known is not None and status.incarnation < known.status.incarnation:
-            return
+        if status.incarnation <= fenced or status.incarnation < highest:
+            return None  # fenced, maybe before its first heartbeat, or followed by another
         if known is None or status.incarnation > known.status.incarnation:
             self._replicas[status.replica] = known = TrackedReplica(status, now)
         elif known.gone:
-            return  # fenced: its work is assigned to others
+            return None  # it has stopped, or is fenced: its work is assigned to others
         known.status, known.last_heartbeat_at = status, now
         known.gone = status.state == "stopped"
+        return None
 
     def alive(self) -> list[TrackedReplica]:
         """Live replicas, by index."""

@@ -198,7 +198,7 @@ class StageGroups:
         if version not in self._parts:
             return found
         for replica, (status, _) in self._staged.items():
-            free = replica not in busy and not status.group and self._version_of(replica) is None
+            free = replica not in busy and not status.group and self._replicas.version(replica) is None
             if replica in self._avoid or not (replica in members or free):
                 continue
             if status.refusal and not (status.leads and replica in members):  # a leader stays it until it ends
@@ -282,10 +282,7 @@ class StageGroups:
 
     def _runs(self, replica: int, version: PolicyVersion) -> bool:
         """Whether the replica has the whole `version`; a leader's is that of its group."""
-        return self._version_of(replica) == version and not self.leads(replica)
-
-    def _version_of(self, replica: int) -> PolicyVersion | None:
-        return self._replicas.version(replica)
+        return self._replicas.version(replica) == version and not self.leads(replica)
 
 
 MAX_STAGES = 16

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from operators.io.dead_letters import dead_letter
 from operators.io.elements import Output, PartitionKey, ReceivedRecord, Restored
 from operators.io.ledger import TrajectoryLedger
-from operators.io.partial_pool import PartialPool, PooledPartial
+from operators.io.partial_pool import PartialPool
 from operators.io.pending import PendingOffsets
 from operators.placement.inbox_ledger import restore_inboxes
 from operators.placement.length_statistics import LengthStatistics
@@ -286,17 +286,14 @@ class TrajectoryTracker:
         failed = [self.fail(Owned(work, *no_owner, 0), reason) for work in works if not self.is_known(work)]
         return [output for outputs in failed for output in outputs]
 
-    def assign(self, owned: Owned) -> PooledPartial | None:
-        """Record an assignment that is about to be written; return the partial response that it resumes from."""
+    def assign(self, owned: Owned) -> None:
+        """Record an assignment that is about to be written."""
         name = owned.work.trajectory_id
         self.table.assign(owned)
         self._rejections.release(name)
-        if name not in self.pool:
-            return None
-        partial = self.pool.get(name)
-        self.pool.start_lease(name, owned.work.lease, partial)
-        self._progress.release(name)
-        return partial
+        if name in self.pool:
+            self.pool.start_lease(name, owned.work.lease, self.pool.get(name))
+            self._progress.release(name)
 
     def is_known(self, work: Work) -> bool:
         """Whether `work` was dispatched, or has ended without dispatch."""

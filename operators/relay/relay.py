@@ -29,7 +29,7 @@ from infra.system import SYSTEM, System
 from infra.transport.endpoint import Endpoint
 from infra.transport.relay_node import RelayNode
 from operators.io.dead_letters import dead_letter
-from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored, ShardFold
 from operators.relay.config import AUTO, RelayConfig
 from schemas.records import PolicyVersion, RelayArrival, RelayChain, RelayStatus, ReplicaStatus, WeightVersion
 from schemas.topics import RELAY, REPLICAS
@@ -67,22 +67,12 @@ def manifest_mismatch(manifest: WeightVersion, seal: Seal) -> str | None:
     return f"the manifest of version {manifest.version} declares {', '.join(wrong)}" if wrong else None
 
 
-def relay_key(relay: int) -> str:
-    """The record key of a relay's heartbeats in the replicas topic."""
-    return f"relay-{relay}"
-
-
 def versions_to_forget(
     waiting: Collection[PolicyVersion], held: Collection[PolicyVersion], live: Sequence[PolicyVersion], keep: int
 ) -> list[PolicyVersion]:
     """Of the versions `waiting` for their bytes, those that would be evicted on arrival."""
     gone = versions_to_evict([*{*waiting, *held}], live, keep)
     return [version for version in waiting if version in gone]
-
-
-def low_water_mark(position: int, needed: Collection[int]) -> int:
-    """The offset from which a restart must read: that of the oldest needed manifest, else `position`."""
-    return min(needed, default=position)
 
 
 @dataclass(frozen=True)
@@ -135,17 +125,17 @@ class RelayStep:
         return fold
 
     def _heartbeats(self, fold: RelayFold) -> list[Heartbeat]:
-        topic, key, status = REPLICAS.name(self.run), relay_key(self.config.relay), fold.status()
+        topic, relay, status = REPLICAS.name(self.run), self.config.relay, fold.status()
         if status is None:
             return []
         arrival = fold.arrival(status)
         return [
-            Heartbeat(topic, key, status),
-            *([] if arrival is None else [Heartbeat(topic, f"arrival-{self.config.relay}", arrival)]),
+            Heartbeat(topic, f"relay-{relay}", status),
+            *([] if arrival is None else [Heartbeat(topic, f"arrival-{relay}", arrival)]),
         ]
 
 
-class RelayFold:
+class RelayFold(ShardFold):
     """The state of a relay during one start: the manifests of held versions and of versions that are awaited."""
 
     heartbeats: HeartbeatThread | None = None
@@ -244,9 +234,9 @@ class RelayFold:
         """Resume at the oldest manifest that is needed; save which manifests were rejected."""
         place = PartitionKey(RELAY.short_name, 0)
         needed = [each.offset for group in (*self._waiting.values(), self._held.values()) for each in group]
-        low_water = low_water_mark(positions[place], needed)
         self._refused = set(sorted(self._refused)[-_MAX_REFUSED:])
-        return Checkpoint({**positions, place: low_water}, state={_REFUSED: sorted(self._refused)})
+        low_water = {**positions, place: min(needed, default=positions[place])}
+        return Checkpoint(low_water, state={_REFUSED: sorted(self._refused)})
 
     def status(self) -> RelayStatus | None:
         """The current heartbeat; None before all manifests have been read, since a relay that reports no versions loses
@@ -260,10 +250,6 @@ class RelayFold:
     def arrival(self, status: RelayStatus) -> RelayArrival | None:
         """The arrived chunks of a version, to publish with heartbeat `status`; None if there is nothing to report."""
         return self._status.arrival(status)
-
-    def busy(self) -> bool:
-        """Never: a relay only reacts to manifests and ticks."""
-        return False
 
     def close(self) -> None:
         """Stop serving and close the store; the versions in it stay."""

@@ -21,7 +21,7 @@ from infra.transport.relay_node import RelayNode
 from operators.io.elements import Output, PartitionKey, Polled, ReceivedRecord
 from operators.relay import relay as relay_module
 from operators.relay.config import RelayConfig
-from operators.relay.relay import RelayFold, RelayStep, low_water_mark, manifest_mismatch, versions_to_forget
+from operators.relay.relay import RelayFold, RelayStep, manifest_mismatch, versions_to_forget
 from schemas.codec import decode, encode
 from schemas.records import DeadLetter, Metric, PolicyVersion, RelayChain, RelayLink, RelayStatus, WeightVersion
 from schemas.topics import DEAD_LETTERS
@@ -264,11 +264,6 @@ def test_relay_state_is_bounded(relay: Relay, store: WeightStore) -> None:
 def test_versions_to_forget(waiting: str, held: str, live: str, keep: int, forgotten: str) -> None:
     named = ([PolicyVersion.parse(version) for version in versions.split()] for versions in (waiting, held, live))
     assert " ".join(map(str, versions_to_forget(*named, keep))) == forgotten
-
-
-@pytest.mark.parametrize(("position", "needed", "offset"), [(9, [], 9), (9, [4, 7], 4), (0, [], 0)])
-def test_low_water_mark(position: int, needed: list[int], offset: int) -> None:
-    assert low_water_mark(position, needed) == offset
 
 
 def test_manifest_mismatch_is_none_for_a_matching_manifest() -> None:

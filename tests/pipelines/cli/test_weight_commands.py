@@ -27,7 +27,6 @@ from infra.store.ownership import remove_store
 from infra.store.weight_store import WeightStore
 from infra.transport.endpoint import Endpoint
 from infra.transport.relay_node import RelayNode
-from operators.relay.relay import relay_key
 from operators.trainer.checkpoint import write_checkpoint
 from operators.trainer.checkpoint_files import TrainerPosition
 from operators.trainer.config import LearnerConfig, LoraConfig
@@ -83,7 +82,7 @@ def send(client: ClientProperties, *records: RelayChain | RelayStatus) -> None:
     with BoundedProducer(client) as producer:
         for record in records:
             value, headers = encode(record)
-            topic, key = (RELAY_CHAIN, RUN) if isinstance(record, RelayChain) else (REPLICAS, relay_key(record.relay))
+            topic, key = (RELAY_CHAIN, RUN) if isinstance(record, RelayChain) else (REPLICAS, f"relay-{record.relay}")
             producer.send(topic.name(RUN), value, key=key.encode(), headers=headers)
 
 
