@@ -64,34 +64,27 @@ def _enter_root_of(readable: Iterable[str]) -> None:
     linux.mount("none", "/", "", linux.MS_REC | linux.MS_PRIVATE)
     root = "/proc"  # exists everywhere and contains no path that is shown; only this namespace sees the mount
     linux.mount("tmpfs", root, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=64k,nr_inodes=256,mode=0755")
-    kept = _LinksAndMounts(root)
+    shown: list[str] = []
     for path in [*readable, *_DEVICES]:
-        kept.show(path)
+        if os.path.lexists(path) and not any(path == each or path.startswith(each + "/") for each in shown):
+            if not os.path.islink(path):
+                shown.append(path)
+            _show(path, root + path)
     os.mkdir(root + WORK)
     linux.limit_mount(root, linux.MOUNT_RDONLY, below=False)
     linux.enter_root(root)
 
 
-class _LinksAndMounts:
-    """Mounts files of the old root read-only under the same paths of the new one."""
-
-    def __init__(self, root: str) -> None:
-        self._root = root
-        self._shown: list[str] = []
-
-    def show(self, path: str) -> None:
-        if not os.path.lexists(path) or any(path == each or path.startswith(each + "/") for each in self._shown):
-            return
-        target = self._root + path
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        if os.path.islink(path):
-            os.symlink(os.readlink(path), target)
-            return
-        if os.path.isdir(path):
-            os.makedirs(target, exist_ok=True)
-        else:
-            os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
-        linux.mount(path, target, "", linux.MS_BIND | linux.MS_REC)
-        device = 0 if path in _DEVICES else linux.MOUNT_NODEV
-        linux.limit_mount(target, linux.MOUNT_RDONLY | linux.MOUNT_NOSUID | device, below=True)
-        self._shown.append(path)
+def _show(path: str, target: str) -> None:
+    """Mount `path` read-only at `target`; a link is copied."""
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    if os.path.islink(path):
+        os.symlink(os.readlink(path), target)
+        return
+    if os.path.isdir(path):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
+    linux.mount(path, target, "", linux.MS_BIND | linux.MS_REC)
+    device = 0 if path in _DEVICES else linux.MOUNT_NODEV
+    linux.limit_mount(target, linux.MOUNT_RDONLY | linux.MOUNT_NOSUID | device, below=True)

@@ -262,29 +262,17 @@ def _compare(operation: str) -> Callable[[Proxy, Any], Any]:
     return compared
 
 
-for _name in (*_UNARY, *_BINARY):
+_OTHERS = (
+    *("getitem", "setitem", "delitem", "next", "len", "str", "repr", "bool", "hash", "int", "float", "reversed"),
+    *("format", "round", "divmod", "enter"),
+)
+
+for _name in (*_UNARY, *_BINARY, *_OTHERS):
     setattr(Proxy, f"__{_name.strip('_')}__", _forward(_name))
 for _name in _BINARY:
     setattr(Proxy, f"__r{_name.strip('_')}__", _forward(_name, reflected=True))
 for _name in _ORDER:
     setattr(Proxy, f"__{_name}__", _compare(_name))
-for _name in (
-    "getitem",
-    "setitem",
-    "delitem",
-    "next",
-    "len",
-    "str",
-    "repr",
-    "bool",
-    "hash",
-    "int",
-    "float",
-    "reversed",
-):
-    setattr(Proxy, f"__{_name}__", _forward(_name))
-for _name in ("format", "round", "divmod", "enter"):
-    setattr(Proxy, f"__{_name}__", _forward(_name))
 
 
 class Names(dict[str, Any]):
