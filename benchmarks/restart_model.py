@@ -14,6 +14,7 @@ from benchmarks.tensor_copies import copy_tensor
 from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
 from infra.models.dtypes import tensor_specs
+from infra.store.ownership import remove_store
 from infra.store.publisher import Publisher
 from infra.store.weight_store import WeightStore
 from operators.trainer.checkpoint import write_checkpoint
@@ -45,5 +46,6 @@ def prepare(folder: Path, run: str, version: PolicyVersion, offset: int) -> Weig
                 trajectories_trained=position.trajectories_trained,
             )
             publisher.flush()
-        store.destroy()
+        store.close()
+        remove_store(store.root, in_use=True)
     return published[0]

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from infra.store.ownership import remove_store
 from infra.store.publisher import Publisher
 from infra.store.weight_store import WeightStore
 from schemas.records import PolicyVersion
@@ -19,7 +20,8 @@ def temporary_store(root: Path, keep: int = 2) -> Iterator[WeightStore]:
         try:
             yield store
         finally:
-            store.destroy()
+            store.close()
+            remove_store(store.root, in_use=True)
 
 
 def publish(publisher: Publisher, weights: Any, version: PolicyVersion) -> None:

@@ -18,7 +18,7 @@ from infra.closing import ClosedAtExit
 from infra.store import locks, names
 from infra.store.errors import StoreBusy, StoreError, VersionExists, VersionGone
 from infra.store.incoming_version import IncomingVersion, Seal, VersionMemory, read_seal
-from infra.store.ownership import open_folder, remove_store
+from infra.store.ownership import open_folder
 from schemas.records import PolicyVersion
 
 DEFAULT_KEEP = 4
@@ -227,11 +227,6 @@ class WeightStore(ClosedAtExit):
             self._writer_lock.release()
             self._writer_lock = None
         self._user_lock.release()
-
-    def destroy(self) -> None:
-        """Close the store and remove it with all versions, even if other processes have it open. See `remove_store`."""
-        self.close()
-        remove_store(self.root, in_use=True)
 
     def _others(self) -> str:
         return f"; it has {', '.join(map(str, self.versions())) or 'none'}"

@@ -17,6 +17,7 @@ from infra.store import incoming_version
 from infra.store.chunks import DEFAULT_CHUNK_BYTES
 from infra.store.deltas import apply_delta
 from infra.store.errors import CorruptVersion, NoRoom, StoreError
+from infra.store.ownership import remove_store
 from infra.store.publisher import Publisher, PublishFailed
 from infra.store.weight_store import WeightStore
 from schemas.records import PolicyVersion, TensorSpec, WeightDelta, WeightVersion
@@ -312,7 +313,8 @@ def test_publisher_reserves_memory_for_the_next_version(publish: Any, store: Wei
 
 def test_publish_raises_when_the_store_was_removed(publish: Any, store: WeightStore) -> None:
     flush(publish)
-    store.destroy()
+    store.close()
+    remove_store(store.root, in_use=True)
     with pytest.raises(StoreError, match="was removed"):
         publish(1)
 

@@ -117,29 +117,32 @@ def test_stale_stores_ignores_other_files(tmp_path: Path) -> None:
     assert stale_stores(tmp_path / "missing") == []
 
 
-def test_destroy_removes_the_folder(root: Path) -> None:
+def test_a_store_in_use_is_removed(root: Path) -> None:
     with WeightStore(root) as store:
         add(store, PolicyVersion(1, 1))
         store.begin(PolicyVersion(1, 2), 100)
         with store.pin(PolicyVersion(1, 1)):
-            store.destroy()
+            store.close()
+            remove_store(store.root, in_use=True)
             assert not root.exists()
     remove_store(root)  # a second call does nothing
 
 
-def test_destroy_keeps_files_that_are_not_of_the_store(root: Path) -> None:
+def test_removal_keeps_files_that_are_not_of_the_store(root: Path) -> None:
     store = WeightStore(root)
     add(store, PolicyVersion(1, 1))
     (root / "thesis.tex").write_text("years of work")
+    store.close()
     with pytest.raises(StoreError, match=r"also has thesis\.tex, not of the store"):
-        store.destroy()
+        remove_store(store.root, in_use=True)
     assert os.listdir(root) == ["thesis.tex"]
 
 
-def test_store_opens_again_after_destroy(root: Path) -> None:
+def test_store_opens_again_after_its_removal(root: Path) -> None:
     for _ in range(20):
         old = WeightStore(root)
-        old.destroy()
+        old.close()
+        remove_store(old.root, in_use=True)
         with WeightStore(root) as new:
             add(new, PolicyVersion(1, 1))
 

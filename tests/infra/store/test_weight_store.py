@@ -236,7 +236,8 @@ def test_stores_of_two_runs_are_independent(root: Path, store: WeightStore) -> N
         add(store, "1.1", b"ours")
         add(other, "1.1", b"theirs")
         assert (store.path(FIRST).read_bytes(), other.path(FIRST).read_bytes()) == (b"ours", b"theirs")
-        other.destroy()
+        other.close()
+        remove_store(other.root, in_use=True)
     assert not other_root.exists()
     assert store.path(FIRST).read_bytes() == b"ours"
 

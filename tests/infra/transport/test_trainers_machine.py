@@ -22,6 +22,7 @@ from relays_here import (
 )
 
 from infra.store.errors import StoreBusy
+from infra.store.ownership import remove_store
 from infra.store.publisher import Publisher
 from infra.store.weight_store import WeightStore
 from infra.transport.weight_pusher import WeightPusher
@@ -103,7 +104,8 @@ def test_pusher_logs_a_rejection_once_and_retries(caplog: pytest.LogCaptureFixtu
             assert not pusher.wait_delivered(manifest.version, 1.2)  # two attempts
         finally:
             pusher.close()
-            store.destroy()
+            store.close()
+            remove_store(store.root, in_use=True)
     warnings = [record.getMessage() for record in caplog.records if "did not accept version 1.1" in record.getMessage()]
     assert len(warnings) == 1
     assert "the token is not that of this run" in warnings[0]
