@@ -53,11 +53,6 @@ class ReplicaStaging:
         service.add(member)
 
     @property
-    def leading(self) -> bool:
-        """Whether the engine computes with a group."""
-        return self._led is not None
-
-    @property
     def serving(self) -> bool:
         """Whether a leader elsewhere computes with a stage here."""
         return bool(self.member.serving[0])

@@ -191,7 +191,7 @@ def three_stages(replicas: Replicas, version: Version) -> list[Replica]:
     made[2].arrive(version, (4,))
     made[3].arrive(version, (2, 3, 4))
     lead(made[0], group(version, [made[0].stage(0, 2), made[1].stage(2, 4), made[2].stage(4, 5)]))
-    assert made[0].staging.leading, made[0].staging.status(0).error
+    assert made[0].staging.status(0).leads, made[0].staging.status(0).error
     return made
 
 

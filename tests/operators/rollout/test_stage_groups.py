@@ -86,7 +86,7 @@ def test_leader_takes_the_kv_over_when_it_is_whole(
     monkeypatch.setattr(runner, "prefill", lambda *args: pytest.fail("KV was computed again"))
     leader.whole(version)
     assert leader.staging.advance()
-    assert not leader.staging.leading
+    assert not leader.staging.status(0).leads
     assert not leader.engine.staged
     assert leader.engine.status().running
     assert_all_same(done | finish(leader), expected)
@@ -157,7 +157,7 @@ def test_member_that_hangs_is_lost(
     with closing(Network(member.transfers.address)) as network:
         place = replace(member.stage(2, 5), address=network.address)
         lead(leader, group(version, [leader.stage(0, 2), place]))
-        assert leader.staging.leading, leader.staging.status(0).error
+        assert leader.staging.status(0).leads, leader.staging.status(0).error
         submit(leader, mixed(18))
         done = finish(leader, 4, partition_in_step_3(leader, network))
         status = leader.staging.status(0)
@@ -177,7 +177,7 @@ def test_member_that_waits_for_a_hung_one_keeps_its_kv(
     with closing(Network(made[1].transfers.address)) as network:
         place = replace(made[1].stage(2, 4), address=network.address)
         lead(leader, group(version, [leader.stage(0, 2), place, waiting.stage(4, 5)]))
-        assert leader.staging.leading, leader.staging.status(0).error
+        assert leader.staging.status(0).leads, leader.staging.status(0).error
         submit(leader, mixed(18))
         done = finish(leader, 4, partition_in_step_3(leader, network))
         assert (leader.engine.due() > 0, leader.staging.status(0).gone) == (True, (1,))
@@ -196,7 +196,7 @@ def test_member_drops_its_stage_when_its_leader_hangs(
     monkeypatch.setattr(pipeline, "HEARTBEAT_S", 0.05)
     lead(leader, group(version, [leader.stage(0, 2), member.stage(2, 5)]))
     newer = PolicyVersion(1, 2)
-    assert leader.staging.leading, leader.staging.status(0).error
+    assert leader.staging.status(0).leads, leader.staging.status(0).error
     assert member.staging.status(0).group == "g-1"
     assert not member.staging.may_load(newer)
     hangs, goes_on = threading.Event(), threading.Event()
@@ -257,7 +257,7 @@ def test_group_is_refused_if_a_chunk_has_not_arrived(replicas: Replicas, version
     member.arrive(version, (2, 3))
     lead(leader, group(version, [leader.stage(0, 2), member.stage(2, 5)]))
     status = leader.staging.status(0)
-    assert (leader.staging.leading, status.failed, status.lost) == (False, "g-1", (1,))
+    assert (leader.staging.status(0).leads, status.failed, status.lost) == (False, "g-1", (1,))
     assert "replica 1: chunk" in status.error
     assert "has not arrived" in status.error
     assert member.staging.may_load(version.version)
@@ -302,7 +302,7 @@ def test_stage_without_memory_of_a_whole_engine_is_refused(
     monkeypatch.setattr(stage, "KVSlots", no_memory)
     lead(leader, group(version, [leader.stage(0, 2), member.stage(2, 5)]))
     status = leader.staging.status(0)
-    assert (leader.staging.leading, status.failed, status.lost) == (False, "g-1", (1,))
+    assert (leader.staging.status(0).leads, status.failed, status.lost) == (False, "g-1", (1,))
     assert "replica 1: no memory for the KV of 3 layers, 16 rows" in status.error
     newer = Version(tmp_path, number=2, seed=9).version
     wait(lambda: leader.staging.may_load(newer) and member.staging.may_load(newer))

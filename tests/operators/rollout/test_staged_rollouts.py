@@ -81,7 +81,7 @@ def test_replica_leaves_its_group_for_a_newer_whole_version(
     assert [span.version for span in done[0].version_spans] == [version.version]
     leading.step()
     assert leading.engine.version == newer.version
-    assert not made[0].staging.leading
+    assert not made[0].staging.status(0).leads
 
 
 def test_restarted_rollout_leads_a_group_of_an_earlier_version(
@@ -110,7 +110,7 @@ def test_restarted_rollout_leads_a_group_of_an_earlier_version(
     leader.arrive(version, (0, 1), ends=True, announced=False)
     member.arrive(version, (2, 3, 4))
     lead(leader, group(version, [leader.stage(0, 2), member.stage(2, 5)]))
-    assert leader.staging.leading, leader.staging.status(0).error
+    assert leader.staging.status(0).leads, leader.staging.status(0).error
 
 
 def test_broken_group_of_an_abandoned_version_ends(
