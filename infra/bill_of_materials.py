@@ -72,7 +72,8 @@ def jars(of: Jars) -> Iterator[SbomComponent]:
             yield SbomComponent("jar", name, UNKNOWN, f"pkg:generic/{name}", UNKNOWN, (digest,))
             continue
         version, artifact = path.parent.name, path.parent.parent.name
-        group = ".".join(_path_below_repository(path.parent.parent.parent))
+        parts = path.parent.parent.parent.parts
+        group = ".".join(parts[parts.index("repository") + 1 :] if "repository" in parts else parts[-2:])
         purl = f"pkg:maven/{group}/{artifact}@{version}"
         yield SbomComponent(
             "jar", f"{group}:{artifact}", version, purl, _pom_licence(path.with_suffix(".pom")), (digest,)
@@ -153,11 +154,6 @@ def _licence_of(package: Distribution) -> str:
     kinds = [each.rpartition(" :: ")[2] for each in about.get_all("Classifier") or [] if each.startswith("License ::")]
     stated = str((about.get_all("License") or [""])[0]).strip().partition("\n")[0]
     return "; ".join(kinds) or (stated if 0 < len(stated) <= _MAX_LICENCE_CHARACTERS else UNKNOWN)
-
-
-def _path_below_repository(folder: Path) -> tuple[str, ...]:
-    parts = folder.parts
-    return parts[parts.index("repository") + 1 :] if "repository" in parts else parts[-2:]
 
 
 def _pom_licence(pom: Path) -> str:

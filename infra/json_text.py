@@ -8,6 +8,7 @@ from typing import Any
 
 MAX_DEPTH = 64
 """Maximum of nested lists and objects."""
+_TOO_DEEP = f"lists and objects are nested more than {MAX_DEPTH} deep"
 _HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -22,7 +23,7 @@ def decode_json(text: str | bytes | bytearray) -> Any:
     try:
         value = json.loads(text)
     except RecursionError as error:
-        raise ValueError(_too_deep()) from error
+        raise ValueError(_TOO_DEEP) from error
     _check_depth(value)
     if _HALF_CHARACTER.search(text):
         json.dumps(value, ensure_ascii=False).encode()
@@ -41,8 +42,4 @@ def _check_depth(value: Any) -> None:
         ]
         if not level:
             return
-    raise ValueError(_too_deep())
-
-
-def _too_deep() -> str:
-    return f"lists and objects are nested more than {MAX_DEPTH} deep"
+    raise ValueError(_TOO_DEEP)

@@ -109,15 +109,12 @@ def _to_plain_item(where: str, of: Any, value: Any) -> Any:
     if hasattr(of, "__dataclass_fields__"):
         if not isinstance(value, of):
             raise TypeError(f"{where}: expected {of.__name__}, got {type(value).__name__}")
-        return _parseable(of, value) if hasattr(of, "parse") else to_plain(value)
+        if not hasattr(of, "parse"):
+            return to_plain(value)
+        of.parse(str(value))  # it must be possible to read it
+        return str(value)
     value = checked_scalar(where, of, value)
     return base64.b64encode(value).decode() if of is bytes else value
-
-
-def _parseable(of: Any, value: Any) -> str:
-    text = str(value)
-    of.parse(text)
-    return text
 
 
 def _from_plain(where: str, field: Field, value: Any) -> Any:

@@ -84,8 +84,11 @@ def load_weights(model: PreTrainedModel, path: Path, *, rounds: bool = False) ->
     direct = {name: tensor for name, tensor in whole.items() if tensor.is_cuda or (tensor.is_cpu and name in same)}
     _read_all(path, places, direct)
     for name in tensors.keys() - direct.keys():
+        spec = places[name].spec
+        read = torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype])
+        _read_all(path, places, {name: read})
         with torch.no_grad():
-            tensors[name].copy_(_read_new(path, name, places[name]))
+            tensors[name].copy_(read)
 
 
 def check_weights(model: PreTrainedModel, path: Path, *, rounds: bool = False) -> None:
@@ -112,12 +115,6 @@ def mapped_tensors(path: Path) -> list[tuple[str, torch.Tensor]]:
             (name, torch.from_numpy(data).view(TORCH_DTYPES[spec.dtype]).view(spec.shape))
             for name, (spec, data) in tensors_in(open_mapped(path)).items()
         ]
-
-
-def _read_new(path: Path, name: str, placed: TensorPlace) -> torch.Tensor:
-    tensor = torch.empty(placed.spec.shape, dtype=TORCH_DTYPES[placed.spec.dtype])
-    _read_all(path, {name: placed}, {name: tensor})
-    return tensor
 
 
 def _read_all(path: Path, places: Mapping[str, TensorPlace], tensors: Mapping[str, torch.Tensor]) -> None:

@@ -59,24 +59,16 @@ def _murmur3(data: bytes) -> int:
     for at in range(0, len(data), 16):
         block = data[at : at + 16]
         low, high = (int.from_bytes(half, "little") for half in (block[:8], block[8:]))
-        first ^= _mix_first(low)
+        first ^= _rotated(low * 0x87C37B91114253D5 & _64, 31, 64) * 0x4CF5AD432745937F & _64
         if at < blocks:
             first = (_rotated(first, 27, 64) + second) * 5 + 0x52DCE729 & _64
-        second ^= _mix_second(high)
+        second ^= _rotated(high * 0x4CF5AD432745937F & _64, 33, 64) * 0x87C37B91114253D5 & _64
         if at < blocks:
             second = (_rotated(second, 31, 64) + first) * 5 + 0x38495AB5 & _64
     first, second = first ^ len(data), second ^ len(data)
     first = first + second & _64
     second = second + first & _64
     return _final(first) + _final(second) & _32
-
-
-def _mix_first(half: int) -> int:
-    return _rotated(half * 0x87C37B91114253D5 & _64, 31, 64) * 0x4CF5AD432745937F & _64
-
-
-def _mix_second(half: int) -> int:
-    return _rotated(half * 0x4CF5AD432745937F & _64, 33, 64) * 0x87C37B91114253D5 & _64
 
 
 def _final(half: int) -> int:

@@ -96,7 +96,9 @@ def check_rewards(config: Config, tasks: Sequence[TaskPrompts], found: TrialResu
             context = f" of task {name!r} with the response "
             if failures and _is_first(failures[0], named):
                 text = answers[failures[0].prompt].text[:60]
-                consequence = f". Such trajectories {_consequence(of_task.on_error)}"
+                unset = "are not trained (score.on_error is not set)"
+                given = unset if of_task.on_error is None else f"get score.on_error = {of_task.on_error:g}"
+                consequence = f". Such trajectories {given}"
                 hint = _extraction_hint(of_task) if alone is not None and alone.value is not None else ""
                 head = f"score.rewards: {spec.name} fails"
                 _report(found, head, failures, len(results), f"{context}{text!r}", consequence, hint)
@@ -113,10 +115,6 @@ def _is_first(failure: Failure, named: set[str]) -> bool:
     is_first = text not in named
     named.add(text)
     return is_first
-
-
-def _consequence(on_error: float | None) -> str:
-    return "are not trained (score.on_error is not set)" if on_error is None else f"get score.on_error = {on_error:g}"
 
 
 def _variants(prompts: Sequence[Prompt], answers: Sequence[AnswerContext]) -> list[AnswerContext]:

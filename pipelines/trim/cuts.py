@@ -189,21 +189,15 @@ def needs_of(client: ClientProperties, run: str, ignored: Collection[str] = ()) 
                 if kind != LEDGER:
                     for where, offset in _offsets_of(note.offsets, f"{prefix}{short_name}"):
                         need(short_name, where, offset, f"group {group}")
-                else:
-                    for where, offset in _ledger(note, f"{prefix}{short_name}"):
-                        need(short_name, where, offset, f"the ledger of {group}")
+                    continue
+                # A note without ledger offsets needs all partitions from their beginnings.
+                for where, offset in _offsets_of(note.ledger, f"{prefix}{short_name}") or [(_EVERY, 0)]:
+                    need(short_name, where, offset, f"the ledger of {group}")
     return Needs(lowest, notes)
 
 
 def _pipeline(group: str, prefix: str) -> str:
     return group.removeprefix(prefix).rpartition(".")[0]
-
-
-def _ledger(note: Note, topic: str) -> list[tuple[int, int]]:
-    """The partitions of `topic` in a note's ledger and their offsets; all partitions from their beginnings if it names
-    none.
-    """
-    return _offsets_of(note.ledger, topic) or [(_EVERY, 0)]
 
 
 def _offsets_of(offsets: Mapping[str, int], topic: str) -> list[tuple[int, int]]:

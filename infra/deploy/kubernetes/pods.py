@@ -146,12 +146,11 @@ def _resources(plan: DeploymentPlan, unit: Unit) -> dict[str, Any]:
 
 def _probes(plan: DeploymentPlan, unit: Unit) -> dict[str, Any]:
     """Alive: all processes report. Ready: the steps of all have been restored."""
-    files = f"'{ALIVE}-{unit.name}*'"
+    folder, _, pattern = f"{ALIVE}-{unit.name}*".rpartition("/")
 
     def all_of(lines: str) -> dict[str, Any]:
         return {"exec": {"command": ["sh", "-c", f'test "$({lines} | wc -l)" -ge {unit.group}']}}
 
-    folder, _, pattern = files.strip("'").rpartition("/")
     found = f"find {folder} -maxdepth 1 -name '{pattern}'"
     start = {"periodSeconds": _PROBE_S, "failureThreshold": math.ceil(plan.restore_s / _PROBE_S)}
     ready = all_of(f"""{found} -exec grep -l '"ready": true' {{}} +""")
