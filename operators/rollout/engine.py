@@ -60,6 +60,10 @@ class PartialResponse:
         return PartialResponse(self.token_ids[start:], self.logprobs[start:], loss_mask=mask)
 
 
+NOTHING_GENERATED = PartialResponse(np.zeros(0, np.int32), np.zeros(0, np.float32))
+"""The response before the first token."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
     """One trajectory to generate.

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 
 from infra.models.chat import MessageFrame
-from operators.rollout.engine import KV, Completion, Engine, EngineStatus, PartialResponse, Request
+from operators.rollout.engine import KV, NOTHING_GENERATED, Completion, Engine, EngineStatus, PartialResponse, Request
 from operators.rollout.environments.contract import EpisodeState
 from operators.rollout.environments.pool import EnvironmentFailed, EnvironmentPool
 from operators.rollout.stop_strings import StoppingEngine
@@ -29,7 +29,7 @@ ENVIRONMENT_WAIT_S = 0.005
 """A step without other work waits so many seconds for an environment."""
 RECENT_REQUEST_S = 0.1
 """For so many seconds after a request the engine polls for the reply; later replies wait for the next step."""
-EMPTY_RESPONSE = PartialResponse(np.zeros(0, np.int32), np.zeros(0, np.float32), loss_mask=np.zeros(0, bool))
+EMPTY_RESPONSE = replace(NOTHING_GENERATED, loss_mask=np.zeros(0, bool))
 
 
 @dataclass(slots=True, eq=False)

@@ -15,6 +15,7 @@ from infra.runners.step_metrics import phase
 from infra.runners.stopping import NOTICE
 from infra.transport.endpoint import Endpoint
 from infra.transport.kv_transfer import KVTransfers
+from operators.io.clocks import wall_ms
 from operators.io.config import ShardConfig
 from operators.io.dead_letters import dead_letter
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
@@ -111,7 +112,7 @@ class GenerateTrajectories:
             ),
             backend.weights,
             backend.decode,
-            _wall_ms,
+            wall_ms,
             self.config,
             interrupts=self.interrupts,
             kv_transfers=kv_transfers,
@@ -162,7 +163,7 @@ class RolloutFold:
                     self._handle(received.record)
                 else:
                     reason = f"replica {received.record.replica} is not hosted here"
-                    dead_letters.append(dead_letter(received, "generate trajectories", reason, _wall_ms()))
+                    dead_letters.append(dead_letter(received, "generate trajectories", reason, wall_ms()))
         if polled.last:
             for replica in self._replicas.values():
                 # Other replicas resume the running trajectories from the progress published here.
@@ -246,7 +247,3 @@ class RolloutFold:
 def _is_awaited(event: ReplicaEvent) -> bool:
     """Whether an agent waits for `event`."""
     return isinstance(event, TurnEnded) or (isinstance(event, Trajectory) and event.prompt.environment == AGENT)
-
-
-def _wall_ms() -> int:
-    return time.time_ns() // 10**6

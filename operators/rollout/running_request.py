@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from operators.io.partial_pool import cut_spans, join_spans
 from operators.io.repartition import Placed
 from operators.rollout.agent_episodes import EndedTurn
-from operators.rollout.engine import KV, Completion, PartialResponse, Request
+from operators.rollout.engine import KV, NOTHING_GENERATED, Completion, PartialResponse, Request
 from schemas.columns import flags, floats, token_ids
 from schemas.records import (
     Assignment,
@@ -48,12 +49,7 @@ class RunningRequest:
     def spans_of(self, count: int, version: PolicyVersion) -> tuple[VersionSpan, ...]:
         """The versions of its first `count` tokens; those beyond `spans` were generated under `version`."""
         before = sum(span.length for span in self.spans)
-        if count <= before:
-            return self.spans
-        if self.spans and self.spans[-1].version == version:
-            *earlier, last = self.spans
-            return (*earlier, VersionSpan(version, last.length + count - before))
-        return (*self.spans, VersionSpan(version, count - before))
+        return self.spans if count <= before else join_spans((self.spans, (VersionSpan(version, count - before),)))
 
     def progress(
         self, gained: PartialResponse, version: PolicyVersion | None, next_owner: NextOwner | None, now: int
@@ -69,7 +65,7 @@ class RunningRequest:
             incarnation=a.incarnation,
             start=self.reported,
             gained=response_of(gained),
-            version_spans=_spans_from(spans, self.reported),
+            version_spans=cut_spans(spans, self.reported, self.reported + count),
             next_owner=next_owner,
             first_token_at=self.first_token_at,
             written_at=now,
@@ -182,7 +178,7 @@ def request_of(assignment: Assignment, kv: KV | None = None) -> Request:
 def known_response(assignment: Assignment) -> PartialResponse:
     """The part of the response that earlier owners of the trajectory generated; empty without one."""
     known = request_of(assignment).partial
-    return PartialResponse(np.zeros(0, np.int32), np.zeros(0, np.float32)) if known is None else known
+    return NOTHING_GENERATED if known is None else known
 
 
 def response_of(generated: PartialResponse) -> Response:
@@ -198,13 +194,3 @@ def _spans_at(spans: tuple[VersionSpan, ...], positions: np.ndarray) -> tuple[Ve
     starts = np.flatnonzero(np.diff(of, prepend=-1))
     lengths = np.diff(starts, append=len(of))
     return tuple(VersionSpan(spans[of[at]].version, int(n)) for at, n in zip(starts, lengths, strict=True))
-
-
-def _spans_from(spans: tuple[VersionSpan, ...], start: int) -> tuple[VersionSpan, ...]:
-    """The part of `spans` that covers the tokens from `start` on."""
-    found, end = [], 0
-    for span in spans:
-        end += span.length
-        if end > start:
-            found.append(VersionSpan(span.version, min(span.length, end - start)))
-    return tuple(found)

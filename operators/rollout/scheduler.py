@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from operators.rollout.engine import Completion, EngineStatus, PartialResponse, Request
+from operators.rollout.engine import NOTHING_GENERATED, Completion, EngineStatus, PartialResponse, Request
 from operators.rollout.kv_rows import KVRows, RowCopy, generation_limit, known_tokens
 from operators.rollout.request_checks import check_request
 
@@ -180,7 +180,7 @@ class Scheduler(Generic[R]):
             self._ended.remove(ended)
         for trajectory_id in [name for name in dict.fromkeys(trajectory_ids) if name in self._waiting]:
             partial = self._waiting.pop(trajectory_id).partial
-            released[trajectory_id] = _empty_partial() if partial is None else partial
+            released[trajectory_id] = NOTHING_GENERATED if partial is None else partial
         running = self.running_rows(wanted)
         for name, row in running.items():
             released[name] = self.rows.partial(row)
@@ -190,7 +190,7 @@ class Scheduler(Generic[R]):
         """The tokens of these requests from position `since[id]` on; unknown ids are left out."""
         found: dict[str, PartialResponse] = {}
         for name in [name for name in since if name in self._waiting]:  # not in an order of hashes
-            partial = self._waiting[name].partial or _empty_partial()
+            partial = self._waiting[name].partial or NOTHING_GENERATED
             found[name] = PartialResponse(partial.token_ids[since[name] :], partial.logprobs[since[name] :])
         for row, request in enumerate(self.rows.requests):
             if request.trajectory_id in since:
@@ -207,10 +207,6 @@ class Scheduler(Generic[R]):
             kv_capacity=self.config.kv_capacity,
             tokens_generated=tokens_generated,
         )
-
-
-def _empty_partial() -> PartialResponse:
-    return PartialResponse(np.zeros(0, np.int32), np.zeros(0, np.float32))
 
 
 def finished_reason(request: Request, context: int) -> str | None:
