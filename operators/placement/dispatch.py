@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from operators.io.partial_pool import PooledPartial
@@ -15,7 +16,7 @@ from operators.placement.config import PlacementConfig
 from operators.placement.replicas import TrackedReplica
 from operators.placement.tracking import TrajectoryTracker
 from operators.placement.waiting_work import WaitingWork
-from operators.placement.work_table import Leases, Owned, Owner, Work, under_lease
+from operators.placement.work_table import Leases, Owned, Owner, Work
 from schemas.bounds import fits_inbox
 from schemas.identity import Purpose
 from schemas.records import Assignment, PolicyVersion
@@ -255,7 +256,7 @@ class Dispatcher:
         lost = 0 if self._is_paused() else len(table.lost("train"))
         if self._tracking.final or head is None or not self._admits(head):
             return lost
-        room = max(0, self._admitted - table.outstanding_training())
+        room = max(0, self._admitted - table.outstanding_training)
         if self._rules.refresh == "boundary":
             room = min(room, self._rounds.left)
         return lost + min(self._waiting.count("train"), self._waiting.rest_of_begun() + room)
@@ -269,10 +270,8 @@ class Dispatcher:
         if work.member:
             return True
         table = self._tracking.table
-        room = self._admitted - table.outstanding_training()
-        return room > 0 and (
-            self._rules.refresh != "boundary" or self._rounds.admits(table.unfinished_training(), room)
-        )
+        room = self._admitted - table.outstanding_training
+        return room > 0 and (self._rules.refresh != "boundary" or self._rounds.admits(table.unfinished_training, room))
 
     def _room(self, replica: TrackedReplica) -> int:
         """How many more trajectories a replica may hold: its batch, or with `prefetch` what runs at once plus that."""
@@ -303,7 +302,9 @@ class Dispatcher:
             partial, gained = None, False
             tracking.pool.start_lease(name, work.lease, None)
         lease = self._leases.mint()
-        owned = Owned(under_lease(work, lease, gained), owner.replica, owner.incarnation, self._emission)
+        # Only starts that produced no tokens count as attempts.
+        leased = replace(work, lease=lease, attempt=work.attempt + (not gained))
+        owned = Owned(leased, owner.replica, owner.incarnation, self._emission)
         tracking.assign(owned)
         replica.count(work.prompt.purpose)
         interrupts = self._rules.refresh == "interrupt"

@@ -69,8 +69,10 @@ class WorkTable:
         self._emission_uses: OrderedDict[int, int] = OrderedDict()  # number of entries that need each emission
         self._hand_overs: dict[str, HandOver] = {}
         self._incoming: Counter[Owner] = Counter()
-        self._outstanding_training = 0
-        self._unfinished_training = 0
+        self.outstanding_training = 0
+        """How many training trajectories are dispatched and not released."""
+        self.unfinished_training = 0
+        """How many training trajectories have not finished."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._owned or name in self._finished or any(name in lost for lost in self._lost.values())
@@ -80,7 +82,7 @@ class WorkTable:
         name, purpose = owned.work.trajectory_id, owned.work.prompt.purpose
         before = self._take(name)
         if before is None:
-            self._outstanding_training += purpose == "train"
+            self.outstanding_training += purpose == "train"
         else:
             self._release_emission(before.emission)
         self._put(name, owned)
@@ -125,10 +127,6 @@ class WorkTable:
         """The trajectories of `owner`, oldest first."""
         return [self._owned[name] for names in self._by_owner.get(owner, {}).values() for name in names]
 
-    def unfinished_training(self) -> int:
-        """How many training trajectories have not finished."""
-        return self._unfinished_training
-
     def unfinished_count(self) -> int:
         """How many trajectories, of both purposes, have begun and not finished."""
         return len(self._owned) + sum(map(len, self._lost.values()))
@@ -136,7 +134,7 @@ class WorkTable:
     def _put(self, name: str, owned: Owned) -> None:
         purpose = owned.work.prompt.purpose
         self._owned[name] = owned
-        self._unfinished_training += purpose == "train"
+        self.unfinished_training += purpose == "train"
         self._by_owner.setdefault(owned.owner, {"train": {}, "evaluation": {}})[purpose][name] = None
 
     def owned(self, name: str) -> Owned | None:
@@ -153,7 +151,7 @@ class WorkTable:
         if owned is not None:
             purpose = owned.work.prompt.purpose
             self._lost[purpose][name] = owned
-            self._unfinished_training += purpose == "train"
+            self.unfinished_training += purpose == "train"
 
     def lost(self, purpose: Purpose) -> list[Owned]:
         """Trajectories that wait for their next owner."""
@@ -171,7 +169,7 @@ class WorkTable:
         """Remove `name`: it is no longer outstanding."""
         entry = self._take(name)
         if entry is not None:
-            self._outstanding_training -= entry.work.prompt.purpose == "train"
+            self.outstanding_training -= entry.work.prompt.purpose == "train"
             self._release_emission(entry.emission)
 
     def names(self) -> list[str]:
@@ -184,10 +182,6 @@ class WorkTable:
         if loads is None:
             return 0
         return len(loads[purpose]) if purpose else sum(map(len, loads.values()))
-
-    def outstanding_training(self) -> int:
-        """How many training trajectories are dispatched and not released."""
-        return self._outstanding_training
 
     def owners(self) -> list[Owner]:
         return list(self._by_owner)
@@ -209,10 +203,10 @@ class WorkTable:
         if owned is None:
             for purpose, names in self._lost.items():
                 if name in names:
-                    self._unfinished_training -= purpose == "train"
+                    self.unfinished_training -= purpose == "train"
                     return names.pop(name)
             return self._finished.pop(name, None)
-        self._unfinished_training -= owned.work.prompt.purpose == "train"
+        self.unfinished_training -= owned.work.prompt.purpose == "train"
         loads = self._by_owner[owned.owner]
         del loads[owned.work.prompt.purpose][name]
         if not any(loads.values()):
@@ -223,11 +217,6 @@ class WorkTable:
         self._emission_uses[emission] -= 1
         if not self._emission_uses[emission]:
             del self._emission_uses[emission]
-
-
-def under_lease(work: Work, lease: int, gained: bool) -> Work:
-    """`work` for its next owner. Only starts that produced no tokens (`gained` False) count as attempts."""
-    return replace(work, lease=lease, attempt=work.attempt + (not gained))
 
 
 def failed_trajectory(owned: Owned, reason: str, newest: PolicyVersion | None, now: int) -> Trajectory:

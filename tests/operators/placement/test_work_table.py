@@ -43,7 +43,7 @@ def test_work_table_equals_a_reference_model(actions: list[tuple[str, tuple[int,
     }
     assert sorted(table.names()) == sorted(reference)
     assert all(name in table for name in reference)
-    assert table.outstanding_training() == sum(name.startswith("p") for name in reference)
+    assert table.outstanding_training == sum(name.startswith("p") for name in reference)
     assert table.oldest_emission() == min((entry.emission for _, entry in reference.values()), default=None)
     assert set(table.owners()) == {entry.owner for entry in by_state["owned"].values()}
     for replica in range(3):
