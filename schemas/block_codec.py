@@ -108,7 +108,7 @@ def decode_all(values: Sequence[bytes | None], headers: Sequence[Headers]) -> De
     for entry, indices in kinds.items():
         same = [newest[at] or b"" for at in indices]
         try:
-            blocks[entry.kind], counts = _TOGETHER[entry.encoding](entry.kind, same)
+            blocks[entry.kind], counts = _together(entry, same)
         except (ValueError, TypeError):  # at least one of them is invalid
             found, counts = _one_by_one(entry, same)
             blocks |= {entry.kind: Block.concat(found)} if found else {}
@@ -117,16 +117,11 @@ def decode_all(values: Sequence[bytes | None], headers: Sequence[Headers]) -> De
     return Decoded(blocks, contents)
 
 
-def _columns_together(kind: type, values: Sequence[bytes]) -> tuple[Block, list[int | str]]:
-    batch, counts = decode_many(kind, values)
-    return Block(kind, batch), [*counts]
-
-
-def _objects_together(kind: type, values: Sequence[bytes]) -> tuple[Block, list[int | str]]:
-    return Block.of([decode_json(kind, value) for value in values]), [1] * len(values)
-
-
-_TOGETHER = {"arrow": _columns_together, "json": _objects_together}
+def _together(entry: RecordType, values: Sequence[bytes]) -> tuple[Block, list[int | str]]:
+    if entry.encoding == "json":
+        return Block.of([decode_json(entry.kind, value) for value in values]), [1] * len(values)
+    batch, counts = decode_many(entry.kind, values)
+    return Block(entry.kind, batch), [*counts]
 
 
 def _one_by_one(entry: RecordType, values: Sequence[bytes]) -> tuple[list[Block], list[int | str]]:

@@ -140,11 +140,6 @@ class Groups:
         self.held -= sum(len(group.members) for group in taken)
         return taken
 
-    def return_proposed(self, numbers: Iterable[int]) -> None:
-        """Make the proposed groups among `numbers` ready again."""
-        for group in self.take_proposed(numbers):
-            self.make_ready(group)
-
     def remove(self, members: Sequence[GroupMember]) -> set[int]:
         """Remove `members` from open and ready groups; the numbers of the groups that are empty by that."""
         gone = set(map(id, members))

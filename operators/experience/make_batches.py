@@ -311,7 +311,8 @@ class _Buffering(ShardFold):
             if selection.batch is None:
                 if newest is not None and newest.number <= self._batch:  # a higher version number cannot exist
                     self._newest = max(filter(None, (self._newest, newest)))
-                self._groups.return_proposed(selection.groups)
+                for group in self._groups.take_proposed(selection.groups):
+                    self._groups.make_ready(group)
                 continue
             groups = self._groups.take_proposed(selection.groups)
             if len(groups) < len(selection.groups):

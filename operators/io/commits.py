@@ -65,7 +65,7 @@ class ShardCommits:
         self._floors = LedgerFloors({}, {})
         self._committed: tuple[object, ...] = ()
         self._committed_at = 0.0
-        self._names: dict[str, str] = {}
+        self._names = {r.topic.short_name: r.topic.name(config.run) for r in config.inputs}
 
     def commit(self, emissions: Sequence[Emission]) -> None:
         """Commit `emissions`, one or more, or drop those of another start.
@@ -98,7 +98,7 @@ class ShardCommits:
         for emission in emissions:
             if emission.outputs:
                 self._floors.emit(emission.number)
-        low_water = {Partition(self._full_name(p.topic), p.partition): o for p, o in checkpoint.low_water.items()}
+        low_water = {Partition(self._names[p.topic], p.partition): o for p, o in checkpoint.low_water.items()}
         ledger = self._floors.offsets(checkpoint.ledger_from)
         self.bytes_committed += sum(len(record.value) for record in records)
         last, note_due = emissions[-1].last, self._is_note_due(emissions)
@@ -143,8 +143,3 @@ class ShardCommits:
         if name is None:
             name = self._names[topic.short_name] = topic.name(self._config.run)
         return name
-
-    def _full_name(self, short_name: str) -> str:
-        if short_name not in self._names:
-            self._names |= {r.topic.short_name: r.topic.name(self._config.run) for r in self._config.inputs}
-        return self._names[short_name]

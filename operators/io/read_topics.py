@@ -89,7 +89,9 @@ class ReadTopics(beam.PTransform):
         keys = [shard.group for shard in self.shards]
         if runner == "FlinkRunner":
             options = pbegin.pipeline.options.view_as(FlinkRunnerOptions)
-            keys = flink_keys(keys, shards_before(self, pbegin.pipeline), options.parallelism, options.max_parallelism)
+            others = (each for each in sources_of(pbegin.pipeline.transforms_stack[0]) if each is not self)
+            first = sum(len(each.shards) for each in others)
+            keys = flink_keys(keys, first, options.parallelism, options.max_parallelism)
         poll = _PollTopicsFn(self.shards, slice_seconds(runner))
         shards = beam.Create(keys, reshuffle=runner == "PortableRunner")
         return pbegin | "shards" >> shards | "poll" >> beam.ParDo(poll)
@@ -104,11 +106,6 @@ def flink_keys(groups: Sequence[str], first: int, parallelism: int, key_groups: 
         return list(groups)
     chosen = key_groups if key_groups > 0 else None
     return [key_in_subtask(group, first + at, parallelism, chosen) for at, group in enumerate(groups)]
-
-
-def shards_before(source: ReadTopics, pipeline: beam.Pipeline) -> int:
-    """How many shards the sources have that were added to `pipeline` before `source`."""
-    return sum(len(each.shards) for each in sources_of(pipeline.transforms_stack[0]) if each is not source)
 
 
 def sources_of(part: AppliedPTransform) -> Iterator[ReadTopics]:
