@@ -27,8 +27,7 @@ class TerminationNotice:
     `given_at` is the time, in monotonic seconds; None without notice.
     """
 
-    def __init__(self, stop: threading.Event) -> None:
-        self._stop = stop
+    def __init__(self) -> None:
         self._accepted = False
         self.given_at: float | None = None
 
@@ -45,14 +44,14 @@ class TerminationNotice:
 
     def end(self) -> None:
         """The step's work has left: stop now."""
-        self._stop.set()
+        STOPPING.set()
 
     def reset(self) -> None:
         """Forget all: the pipeline of this process has ended."""
         self._accepted, self.given_at = False, None
 
 
-NOTICE = TerminationNotice(STOPPING)
+NOTICE = TerminationNotice()
 """That of this process."""
 
 

@@ -188,7 +188,8 @@ class MoveCoordinator:
         """Write a plan, and a Reserve to each of its destinations."""
         self._plans += 1
         plan_id = f"{self._start}-{self._plans}"
-        names = {move.source: self._names_at(move.source) for move in moves}
+        owned = {move.source: self._tracking.table.owned_by(self._owner_of(move.source)) for move in moves}
+        names = {source: [each.work.trajectory_id for each in found] for source, found in owned.items()}
         plan = plan_record(plan_id, version, loads, moves, names.__getitem__, self._now(), reason)
         until = clock + self._config.heartbeat_timeout_s
         outputs: list[Output | Reserve] = []
@@ -203,9 +204,6 @@ class MoveCoordinator:
             expected = tuple(name for move in coming for name in move.trajectory_ids)
             outputs.append(Reserve(part, version, expected, sum(move.kv_tokens for move in coming), *to))
         return [*outputs, Output(PLANS, plan_id, plan)]
-
-    def _names_at(self, replica: int) -> list[str]:
-        return [owned.work.trajectory_id for owned in self._tracking.table.owned_by(self._owner_of(replica))]
 
     def _owner_of(self, replica: int) -> Owner:
         incarnation = self._replicas.incarnation(replica)

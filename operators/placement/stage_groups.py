@@ -234,13 +234,8 @@ class StageGroups:
         self, version: PolicyVersion, pipeline: Pipeline, replaces: str, now: float
     ) -> list[Output | StageGroup]:
         self._count += 1
-        statuses = {stage.replica: self._staged[stage.replica][0] for stage in pipeline}
-        stages = tuple(
-            Stage(
-                each.replica, statuses[each.replica].incarnation, statuses[each.replica].address, each.first, each.end
-            )
-            for each in pipeline
-        )
+        placed = [(self._staged[each.replica][0], each) for each in pipeline]
+        stages = tuple(Stage(at.replica, at.incarnation, at.address, each.first, each.end) for at, each in placed)
         group = StageGroup(f"g{self._start}-{self._count}", version, stages, stages[0].replica, stages[0].incarnation)
         self._orders[group.replica] = _Order(group, replaces, now)
         left = self._seconds_left(version, pipeline)

@@ -164,35 +164,31 @@ class StageService:
         send_message(connection, self.transfers.sending, kind, **body)
 
 
+@dataclass(eq=False)
 class _ServedStage:
     """The messages of one control connection, applied to `stage` in their order."""
 
-    def __init__(
-        self,
-        service: StageService,
-        control: Connection,
-        stage: StageModel,
-        group: str,
-        version: PolicyVersion,
-        index: int,
-        output: Connection,
-    ) -> None:
-        self._service, self._transfers, self._control, self._stage = service, service.transfers, control, stage
-        self._group, self._version, self._index, self._output = group, version, index, output
-        self._input: StageInput | None = None
-        self._broken = False
+    service: StageService
+    control: Connection
+    stage: StageModel
+    group: str
+    version: PolicyVersion
+    index: int
+    output: Connection
+    _input: StageInput | None = None
+    _broken: bool = False
 
     def run(self) -> None:
         """Serve until the leader closes the connection."""
         try:
             while True:
-                message = receive_message(self._control, self._transfers.receiving, MAX_ARRAY_BYTES)
+                message = receive_message(self.control, self.service.transfers.receiving, MAX_ARRAY_BYTES)
                 with torch.inference_mode():
                     self._apply(message)
         except TransportError as error:
-            log.info("the stage of group %s has ended: %s", self._group, error)
+            log.info("the stage of group %s has ended: %s", self.group, error)
         except (IndexError, TypeError, ValueError, RuntimeError) as error:
-            log.warning("the stage of group %s has ended: its leader sent an invalid message: %s", self._group, error)
+            log.warning("the stage of group %s has ended: its leader sent an invalid message: %s", self.group, error)
         finally:
             self.stop_waiting()
 
@@ -203,11 +199,11 @@ class _ServedStage:
                 if not self._broken:
                     self._step(message)
             case "copy":
-                self._stage.slots.copy([RowCopy(*copy) for copy in self._rows_of(arrays[0]).tolist()])
+                self.stage.slots.copy([RowCopy(*copy) for copy in self._rows_of(arrays[0]).tolist()])
             case "permute":
-                self._stage.slots.permute(self._rows_of(arrays[0]), _integer(message.body, "width"))
+                self.stage.slots.permute(self._rows_of(arrays[0]), _integer(message.body, "width"))
             case "clear":
-                self._stage.slots.clear(self._rows_of(arrays[0]).tolist())
+                self.stage.slots.clear(self._rows_of(arrays[0]).tolist())
             case "offer":
                 self._offer(_integer(message.body, "row"), _integer(message.body, "tokens"))
             case "write":
@@ -221,34 +217,34 @@ class _ServedStage:
         """Compute a step on the hidden states that the stage before sends, and pass the result on."""
         try:
             if self._input is None:
-                self._input = self._service.take_input(self._group, self._index)
+                self._input = self.service.take_input(self.group, self.index)
                 if self._broken:  # `stop_waiting` did not find the input
                     raise TransportError("the group is broken")
-            step, blocks = decode_plan(message.arrays[:PLAN_ARRAYS], self._stage.rows, self._stage.context)
+            step, blocks = decode_plan(message.arrays[:PLAN_ARRAYS], self.stage.rows, self.stage.context)
             stored = None if len(message.arrays) == PLAN_ARRAYS else message.arrays[PLAN_ARRAYS].tolist()
-            received = receive_message(self._input.connection, self._transfers.receiving, MAX_ARRAY_BYTES)
-            x = self._stage.run(self._stage.from_bytes(received.arrays[0]), step, blocks, stored)
+            received = receive_message(self._input.connection, self.service.transfers.receiving, MAX_ARRAY_BYTES)
+            x = self.stage.run(self.stage.from_bytes(received.arrays[0]), step, blocks, stored)
             if message.body.get("forward"):
-                send_message(self._output, self._transfers.sending, "hidden", [self._stage.to_bytes(x)])
+                send_message(self.output, self.service.transfers.sending, "hidden", [self.stage.to_bytes(x)])
         except (TransportError, RuntimeError, IndexError, ValueError) as error:
-            log.warning("stage %d of group %s failed: %s", self._index, self._group, error)
+            log.warning("stage %d of group %s failed: %s", self.index, self.group, error)
             self.stop_waiting()
 
     def _offer(self, row: int, tokens: int) -> None:
         """Offer the KV of a row to the next owner of its trajectory."""
-        data = self._stage.slots.export_row(row, tokens).data
-        manifest = self._transfers.offer(self._version, tokens, data)
+        data = self.stage.slots.export_row(row, tokens).data
+        manifest = self.service.transfers.offer(self.version, tokens, data)
         listed = b"" if manifest is None else bytes(encode_parts([manifest]))
-        send_message(self._control, self._transfers.sending, "offered", [np.frombuffer(listed, np.uint8)])
+        send_message(self.control, self.service.transfers.sending, "offered", [np.frombuffer(listed, np.uint8)])
 
     def _write(self, message: ArrayMessage) -> None:
         """Store the KV of a row, all layers of this stage one after the other."""
-        body, count = message.body, len(self._stage.slots.layers)
+        body, count = message.body, len(self.stage.slots.layers)
         data = memoryview(message.arrays[0].reshape(-1).copy().data)
         each = len(data) // max(1, count)
         layers = {layer: data[layer * each : (layer + 1) * each] for layer in range(count)}
         row, layout, tokens = (_integer(body, name) for name in ("row", "layout", "tokens"))
-        stored = self._stage.slots.write_row(row, layout, tokens, layers)
+        stored = self.stage.slots.write_row(row, layout, tokens, layers)
         self._reply("written", layers=len(stored))
 
     def _rows_of(self, array: np.ndarray) -> np.ndarray:
@@ -259,12 +255,12 @@ class _ServedStage:
         return array
 
     def _reply(self, kind: str, **body: Any) -> None:
-        send_message(self._control, self._transfers.sending, kind, **body)
+        send_message(self.control, self.service.transfers.sending, kind, **body)
 
     def stop_waiting(self) -> None:
         """Close the connections to both neighbours, which then do the same: so the leader notices. From any thread."""
         self._broken = True
-        interrupt(self._output)
+        interrupt(self.output)
         if self._input is not None:
             interrupt(self._input.connection)
             self._input.done.set()
