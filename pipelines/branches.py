@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 
 import apache_beam as beam
+from apache_beam.pipeline import AppliedPTransform
 
 from operators.io.branch_polls import BranchShard
 from operators.io.config import ShardConfig
@@ -29,7 +30,12 @@ def build_side_by_side(pipeline: beam.Pipeline, builds: Mapping[str, Build]) -> 
 
 def shards_of(build: Build) -> Sequence[ShardConfig]:
     """The shards that the graph of `build` reads. The graph is built, not run."""
+    return [shard for each in sources_of(built(build)) for shard in each.shards]
+
+
+def built(build: Build) -> AppliedPTransform:
+    """The whole graph of `build`, which is not run. Raises what it raises."""
     pipeline = beam.Pipeline(runner="FnApiRunner")
     shutil.rmtree(pipeline.local_tempdir, ignore_errors=True)  # Beam removes it in `run` only
     build(pipeline)
-    return [shard for each in sources_of(pipeline.transforms_stack[0]) for shard in each.shards]
+    return pipeline.transforms_stack[0]

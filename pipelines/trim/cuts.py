@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from infra.kafka.admin import admin_client
 from infra.kafka.lag import group_lags, list_groups
 from infra.kafka.note import Note, place_of
 from infra.kafka.properties import ClientProperties
-from infra.kafka.topic_reader import StoredRecord, raw_decoder, read_partition
+from infra.kafka.topic_reader import raw_decoder, read_partition
 from pipelines.inspect.audit.audit_run import committed_notes
 from pipelines.inspect.audit.decode import DecodedRecord, decode_for_audit
 from pipelines.restart_reads import LEDGER, READS
@@ -62,7 +63,9 @@ def find_cut(
     if begin < limit:
         for record in read_partition(client, topic, partition, begin, limit, raw_decoder):
             value = record.rows[0]
-            rows = list(_rows(record, value))
+            rows: list[Any] = []
+            with suppress(UndecodableRecord):
+                rows = decode_for_audit(value, record.headers)
             if reason := next(filter(None, map(retain_reason, rows)), None):
                 offset, held_by = record.offset, reason
                 batch = next((row.batch for row in rows if isinstance(row, MicroBatch)), None)
@@ -93,13 +96,6 @@ def retain_manifests(first_batch: int, version: Any) -> RetainReason:
         return None
 
     return retain_reason
-
-
-def _rows(record: StoredRecord, value: bytes | None) -> Iterator[Any]:
-    try:
-        yield from decode_for_audit(value, record.headers)
-    except UndecodableRecord:
-        return
 
 
 def _keys(row: Any) -> Iterator[tuple[str, TrajectoryKey]]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from infra.runners.options import RunnerName, option_names, pipeline_options
 from pipelines.config import Config
 from pipelines.inspect.run_folders import laminar_command
-from pipelines.roles import Role, RoleProcess, flink_options
+from pipelines.roles import Role, RoleProcess, flink_options, import_pipeline
 from pipelines.run.preflight import missing_requirements
 from pipelines.run.run_names import UNNAMED
 from pipelines.shards import partitions_of
@@ -88,12 +87,10 @@ def outline(
 
 def steps_of(config: Config, role: Role) -> tuple[GraphStep, ...]:
     """The steps of the graph of `role`, built but not run. Raises the error of a failed build."""
-    import apache_beam as beam
+    from pipelines.branches import built
 
-    pipeline = beam.Pipeline(runner="FnApiRunner")
-    shutil.rmtree(pipeline.local_tempdir, ignore_errors=True)  # Beam removes it in `run` only
-    importlib.import_module(f"pipelines.{role.pipeline}").build(pipeline, config=config, **role.build_arguments)
-    return tuple(_graph_step(part) for part in pipeline.transforms_stack[0].parts)
+    build = partial(import_pipeline(role).build, config=config, **role.build_arguments)
+    return tuple(_graph_step(part) for part in built(build).parts)
 
 
 def _graph_step(part: Any) -> GraphStep:
