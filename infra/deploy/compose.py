@@ -6,17 +6,7 @@ import base64
 import hashlib
 from typing import Any
 
-from infra.deploy.plan import (
-    AGENTS,
-    ALIVE,
-    CONFIG,
-    GATEWAY,
-    METRICS_PORT,
-    SECRETS,
-    SILENT_MIN,
-    DeploymentPlan,
-    Unit,
-)
+from infra.deploy.plan import AGENTS, ALIVE, CONFIG, GATEWAY, METRICS_PORT, SECRETS, SILENT_MIN, DeploymentPlan, Unit
 from infra.kafka.broker_jars import KAFKA_VERSION
 from infra.machine import GATEWAY_URL
 from infra.machine import VARIABLE as MACHINE

@@ -17,11 +17,7 @@ from kafka.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailable
 
 from infra.kafka.admin import admin_client, committed_offsets
 from infra.kafka.note import uncommitted_consumer
-from infra.kafka.open_transactions import (
-    check_own_transactions,
-    describe_blocking_transactions,
-    end_own_transactions,
-)
+from infra.kafka.open_transactions import check_own_transactions, describe_blocking_transactions, end_own_transactions
 from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import connection_problem, retry_transient
 from infra.kafka.session_config import Partition

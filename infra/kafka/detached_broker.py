@@ -9,14 +9,7 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from infra.kafka.broker import (
-    Broker,
-    BrokerConfig,
-    BrokerStartError,
-    port_is_free,
-    running_broker,
-    start_broker,
-)
+from infra.kafka.broker import Broker, BrokerConfig, BrokerStartError, port_is_free, running_broker, start_broker
 from infra.maven import PrintProgress
 from infra.processes import stop_process
 

@@ -18,16 +18,7 @@ from operators.gateway.turn_tree import CompleteTurn
 from operators.io.elements import PartitionKey, ReceivedRecord
 from operators.io.finished import FinishedTrajectories
 from operators.io.partial_pool import PartialPool, PooledPartial
-from schemas.records import (
-    AGENT,
-    Assignment,
-    Branches,
-    Progress,
-    Prompt,
-    Trajectory,
-    TurnEnded,
-    TurnRequest,
-)
+from schemas.records import AGENT, Assignment, Branches, Progress, Prompt, Trajectory, TurnEnded, TurnRequest
 from schemas.records.agents import extended
 
 MAX_EARLY = 10_000

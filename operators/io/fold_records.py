@@ -21,15 +21,7 @@ import apache_beam as beam
 from infra.runners.liveness import LIVENESS
 from infra.runners.step_metrics import Phases, ShardCounters
 from operators.io.dead_letters import dead_letter
-from operators.io.elements import (
-    Checkpoint,
-    Emission,
-    Output,
-    Polled,
-    ReceivedRecord,
-    Restored,
-    ShardFold,
-)
+from operators.io.elements import Checkpoint, Emission, Output, Polled, ReceivedRecord, Restored, ShardFold
 from operators.io.validation import ManifestOrder, invalid_reason, invalid_rows
 from schemas.block import Block
 from schemas.records import WeightVersion

@@ -28,13 +28,7 @@ from operators.rollout.environments.pool import EnvironmentPool
 from operators.rollout.episodes import EpisodeEngine
 from operators.rollout.heartbeats import Heartbeats
 from operators.rollout.replica import Replica, ReplicaEvent, ReplicaOrder
-from schemas.records import (
-    AGENT,
-    PolicyVersion,
-    Trajectory,
-    TurnEnded,
-    WeightVersion,
-)
+from schemas.records import AGENT, PolicyVersion, Trajectory, TurnEnded, WeightVersion
 
 FENCE_PROBE_S = 5.0
 """An idle process detects after at most so many seconds that it was fenced."""

@@ -32,14 +32,7 @@ from pipelines.present.report.summary import summarise
 from pipelines.present.report.verdict import is_failing
 from pipelines.present.view.console import console
 from pipelines.present.view.live import LiveView
-from pipelines.run.inputs import (
-    INPUTS_FILE,
-    accept_inputs,
-    changed_inputs,
-    changed_text,
-    record_inputs,
-    set_options,
-)
+from pipelines.run.inputs import INPUTS_FILE, accept_inputs, changed_inputs, changed_text, record_inputs, set_options
 from pipelines.run.resumable import check_resumable, keep_model
 from pipelines.run.run_guard import RunFailing
 from pipelines.run.run_kafka import BrokerDiskFull, RunLost
