@@ -54,25 +54,25 @@ class LogBounds(NamedTuple):
 
 
 def read_bounds(
-    observer: Callable[[], AbstractContextManager[Any]],
+    observer: Any,
+    another: Callable[[], AbstractContextManager[Any]],
     clients: SessionClients,
     places: Sequence[TopicPartition],
     reached: Mapping[str, int],
 ) -> LogBounds:
-    """The bounds of `places`, with a new `observer`. Raises KafkaError.
+    """The bounds of `places`, as `observer` sees them. Raises KafkaError.
 
-    While one ends before its offset in `reached`, by "topic:partition", it is asked for again, of another broker if
-    there is one, for LEADER_S.
+    While one ends before its offset in `reached`, by "topic:partition", `another` observer asks again, for LEADER_S: it
+    may ask another broker.
     """
-    deadline = clients.monotonic() + LEADER_S
-    while True:
-        with observer() as consumer:
-            check_topics(consumer, places)
-            bounds = (
-                LogBounds(consumer.beginning_offsets(places), consumer.end_offsets(places))
-                if places
-                else LogBounds({}, {})
-            )
-        if clients.monotonic() > deadline or all(bounds.ends[tp] >= reached.get(name_of(tp), 0) for tp in places):
-            return bounds
+    deadline, bounds = clients.monotonic() + LEADER_S, _bounds_of(observer, places)
+    while clients.monotonic() < deadline and any(bounds.ends[tp] < reached.get(name_of(tp), 0) for tp in places):
         clients.sleep(0.5)
+        with another() as observer:
+            bounds = _bounds_of(observer, places)
+    return bounds
+
+
+def _bounds_of(observer: Any, places: Sequence[TopicPartition]) -> LogBounds:
+    check_topics(observer, places)
+    return LogBounds(observer.beginning_offsets(places), observer.end_offsets(places)) if places else LogBounds({}, {})

@@ -37,7 +37,7 @@ from infra.kafka.group_progress import GroupProgress
 from infra.kafka.ledger_reader import read_committed
 from infra.kafka.log_gaps import check_position, check_topics, check_written, log_truncated, note_missing, traces_of
 from infra.kafka.note import Note, last_note, name_of, place_of
-from infra.kafka.present_leaders import LogBounds, check_present, read_bounds, write_aborted
+from infra.kafka.present_leaders import check_present, read_bounds, write_aborted
 from infra.kafka.session_config import Input, Offsets, Partition, SessionConfig
 from infra.kafka.shard_layout import check_layout
 from schemas.codec import encode
@@ -120,6 +120,8 @@ class Session:
         self._producer = self._clients.producer(self.config.group, self.config.transaction_timeout_s)
         self._producer.init_transactions()
         self._consumer = self._clients.consumer()
+        # At once for all topics: another request of metadata would wait for the pause after the last one.
+        self._consumer.assign([*(TopicPartition(*p) for p in self.config.ledger), *self._assigned])
         self._restore()
 
     def poll(self, timeout_s: float) -> list[ConsumerRecord]:
@@ -142,7 +144,9 @@ class Session:
         if (note := self._last_note()) is not None and note.start > self.start:  # a trim follows the owner alone
             return self._lose(Fenced, f"start {note.start} owns it, and the log was trimmed")
         asked: dict[TopicPartition, int] = error.args[0]
-        begins, ends = self._bounds(list(asked), {name_of(place): offset for place, offset in asked.items()})
+        reached = {name_of(place): offset for place, offset in asked.items()}
+        with self._observer() as observer:
+            begins, ends = read_bounds(observer, self._observer, self._clients, list(asked), reached)
         if all(begins[place] <= offset <= ends[place] for place, offset in asked.items()):
             return self._lose(SessionLost, f"a broker that does not lead a partition any more has answered: {error!r}")
         return log_truncated(self.config.group, str(error))
@@ -326,12 +330,13 @@ class Session:
             check_present(observer.end_offsets([restore]), written)
             note = last_note(observer, restore, config.group)
             check_layout(observer, config, note)
-        if note is not None:
-            self._outputs.update(note.written)
-            self._end_own_transactions([place for place in self._output_places() if place not in outputs])
-            written |= write_aborted(self._producer, config.group, ledger)
-        places = list(dict.fromkeys([*ledger, *assigned, *(TopicPartition(*p) for p in config.owned)]))
-        begins, ends = self._bounds(places, {} if note is None else note.reached())
+            if note is not None:
+                self._outputs.update(note.written)
+                self._end_own_transactions([place for place in self._output_places() if place not in outputs])
+                written |= write_aborted(self._producer, config.group, ledger)
+            places = list(dict.fromkeys([*ledger, *assigned, *(TopicPartition(*p) for p in config.owned)]))
+            reached = {} if note is None else note.reached()
+            begins, ends = read_bounds(observer, self._observer, self._clients, places, reached)
         check_present(ends, {tp: offset for tp, offset in written.items() if tp in ends})
         ends_before = {**ends, **written}
         if note is None:
@@ -368,9 +373,6 @@ class Session:
         # The new start number is committed like any state, so two starts never have the same number.
         offsets = {Partition(*tp): positions[Partition(*tp)] for tp, i in self._inputs() if i.start == "committed"}
         self.commit([], offsets, {name_of(tp): floor for tp, floor in floors.items()}, self.note.state)
-
-    def _bounds(self, places: Sequence[TopicPartition], reached: Mapping[str, int]) -> LogBounds:
-        return read_bounds(self._observer, self._clients, places, reached)
 
     def _check_not_own(self, record: ConsumerRecord) -> None:
         """Raise NoteMissing if this shard, which has no note, has written `record` of its ledger."""
