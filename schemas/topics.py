@@ -300,9 +300,32 @@ SCHEMAS = Topic(
 )
 
 CATALOGUE: Mapping[str, Topic] = {
-    topic.short_name: topic for topic in tuple(globals().values()) if isinstance(topic, Topic)
+    topic.short_name: topic
+    for topic in (
+        PROMPTS,
+        EVAL_PROMPTS,
+        CURRICULUM,
+        BATCH_ASSEMBLY,
+        INBOX,
+        PROGRESS,
+        TRAJECTORIES,
+        EXPERIENCES,
+        SETTLED,
+        BATCHES,
+        RELAY,
+        RELAY_CHAIN,
+        CONTROL,
+        RANKS,
+        REPLICAS,
+        PLANS,
+        SCALING,
+        METRICS,
+        DEAD_LETTERS,
+        RESTORE,
+        TRIM_POINTS,
+        SCHEMAS,
+    )
 }
-"""All topics above, in their order, by short name."""
 
 OF_WORK = frozenset(topic.short_name for topic in (EVAL_PROMPTS, INBOX, TRAJECTORIES, EXPERIENCES, BATCHES))
 """Topics whose lag is work that waits. `prompts` keeps up to `placement.prompt_lead` records on purpose; of the others
