@@ -63,8 +63,11 @@ def is_store_file(name: str) -> bool:
 
 
 def orphans(root: Path) -> list[Path]:
-    """Files left by a killed writer: partial versions, and seals and deltas without a version."""
-    names = {path.name for path in root.iterdir()}
+    """Files left by a killed writer: partial versions, its spare memory, and seals and deltas without a version.
+
+    Not a partial list of live versions: whoever is writing that need not be the writer of versions.
+    """
+    names = {path.name for path in root.iterdir()} - {f"{LIVE}{PARTIAL}"}
     left = [name for name in names if is_store_file(name) and name.endswith(PARTIAL)]
     for suffix in (SIDECAR, DELTA):
         beside = (name for name in names if is_store_file(name) and name.endswith(suffix) and name[0].isdigit())

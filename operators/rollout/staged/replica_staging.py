@@ -35,7 +35,7 @@ class ReplicaStaging:
     """Stage groups of one replica, over its `member`; `weights` is the store of its machine."""
 
     def __init__(self, member: StageMember, weights: WeightStore, service: StageService) -> None:
-        self.member, self._weights, self._service = member, weights, service
+        self.member, self._weights, self._service, self._clock = member, weights, service, time.monotonic
         self._engine = member.engine
         self._pool = ThreadPoolExecutor(1, "form stage group")
         self._forming: Future[tuple[StageModel, StagePipeline]] | None = None
@@ -101,8 +101,8 @@ class ReplicaStaging:
             self._hopeless_since = None
             return ""
         if self._hopeless_since is None:
-            self._hopeless_since = time.monotonic()
-        if time.monotonic() - self._hopeless_since < DEAD_END_S:
+            self._hopeless_since = self._clock()
+        if self._clock() - self._hopeless_since < DEAD_END_S:
             return ""
         return f"{self._engine.lost}, and weight version {self._led[0].version} no longer arrives"
 

@@ -210,6 +210,14 @@ def test_reserved_memory_becomes_the_next_version(store: WeightStore) -> None:
     assert "spare.partial" not in files(store.root)
 
 
+def test_new_writer_leaves_a_list_that_another_thread_is_writing(root: Path, store: WeightStore) -> None:
+    """A relay receives a version in one thread while another writes the versions that are needed."""
+    unfinished = root / "live.json.partial"
+    unfinished.write_text("[]")
+    add(store, "1.1", b"weights")
+    assert unfinished.exists()
+
+
 def test_reserved_memory_is_kept_until_another_process_writes(root: Path, store: WeightStore) -> None:
     spare = root / "spare.partial"
     store.reserve(100)
