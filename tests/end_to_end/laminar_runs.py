@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 from temporary_folder import CACHES
 
+from infra.processes import is_running
 from pipelines.inspect.run_files import CONFIG_FILE
 
 REPOSITORY = Path(__file__).parents[2]
@@ -223,14 +224,17 @@ class LaminarRun(Command):
 
 
 def kill_processes_in(folders: Iterable[Path]) -> None:
-    """Kill every process whose working directory is in `folders`."""
-    wanted = set(map(str, folders))
+    """Kill every process whose working directory is in `folders`, and wait until they have ended."""
+    wanted, killed = set(map(str, folders)), list[psutil.Process]()
     for process in psutil.process_iter():
         try:
             if process.cwd() in wanted:
                 process.kill()
+                killed.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
+    while any(map(is_running, killed)):
+        time.sleep(0.01)
 
 
 def _runs_in(process: psutil.Process, folder: Path) -> bool:
