@@ -61,8 +61,8 @@ class Note:
 
     def reached(self) -> dict[str, int]:
         """The offsets, by partition, up to which it says that logs have been written."""
-        own = {place: offset + 1 for place, offset in self.written.items()}
-        return {**self.offsets, **{place: max(end, self.offsets.get(place, 0)) for place, end in own.items()}}
+        places = self.offsets.keys() | self.written.keys()
+        return {place: max(self.offsets.get(place, 0), self.written.get(place, -1) + 1) for place in places}
 
     def follows(self, before: Note) -> bool:
         """Whether it can be a later note of the group than `before`; a new layout repeats start and commit."""

@@ -2,7 +2,7 @@
 
 One of them may be isolated from the others. Until ELECTION_S later nothing that it leads can be written, because its
 followers do not respond; from then on others lead. A process that reaches it alone, or still takes it for the leader,
-reads what it had at the beginning: a broker answers fetches until it hears of its successor.
+reads what it had at the beginning: a broker answers fetches until it learns of the new leader.
 """
 
 from __future__ import annotations

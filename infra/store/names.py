@@ -65,7 +65,7 @@ def is_store_file(name: str) -> bool:
 def orphans(root: Path) -> list[Path]:
     """Files left by a killed writer: partial versions, its spare memory, and seals and deltas without a version.
 
-    Not a partial list of live versions: whoever is writing that need not be the writer of versions.
+    A partial list of live versions is not one: another thread or process may be writing it.
     """
     names = {path.name for path in root.iterdir()} - {f"{LIVE}{PARTIAL}"}
     left = [name for name in names if is_store_file(name) and name.endswith(PARTIAL)]

@@ -50,7 +50,7 @@ def session_of(client: ClientProperties) -> Session:
 
 
 def leader_of(client: ClientProperties) -> str:
-    """The broker that leads the partition of notes, by what `client` is told."""
+    """The broker that leads the partition of notes, according to the metadata of `client`."""
     with admin_client(client) as admin:
         (topic,) = admin.describe_topics([RESTORE.topic])
     (partition,) = topic["partitions"]
@@ -98,7 +98,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 def test_start_does_not_continue_from_an_isolated_broker(cluster: Cluster) -> None:
-    """A client that is told of the broker alone asks it first; which broker it asks next is drawn."""
+    """A client is given the address of the isolated broker; for metadata it then asks any of the three."""
     network = cluster.network
 
     def run() -> list[object]:
