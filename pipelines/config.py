@@ -159,8 +159,11 @@ class Config:
                     f"{role}.shards is {shards}, but must be at most kafka.partitions, which is "
                     f"{self.kafka.partitions}: each shard needs a partition"
                 )
-        if self.emulated and self.trainer.ranks > 1:
-            raise ValueError(f"trainer.ranks must be 1 for an emulated trainer, not {self.trainer.ranks}")
+        if self.emulated and self.trainer.shares > 1:
+            raise ValueError(
+                "trainer.ranks and trainer.batch_shares must be 1 for an emulated trainer, not "
+                f"{self.trainer.ranks} and {self.trainer.shares}"
+            )
         if self.rollout.dtype is None:
             dtype: Literal["float32", "bfloat16"] = "float32" if self.trainer.device == "cpu" else "bfloat16"
             object.__setattr__(self, "rollout", dataclasses.replace(self.rollout, dtype=dtype))

@@ -22,12 +22,12 @@ def build(pipeline: beam.Pipeline, config: Config, shard: int | None = None) -> 
     With several shards, each consumes its own partitions, the batch proposals of all shards, and the batch selections
     of the first. The pipeline has all shards, or only `shard`.
     """
-    shards, ranks = config.experience.shards, config.trainer.ranks
+    shards, shares = config.experience.shards, config.trainer.shares
     sources = [_source(config, number) for number in shard_numbers("experience", shards, shard)]
     make = MakeBatches(
         config.experience,
         config.kafka.partitions,
-        ranks,
+        shares,
         config.prompts.curricula,
         config.vocabulary,
         config.score.rewards_failures,
@@ -36,7 +36,7 @@ def build(pipeline: beam.Pipeline, config: Config, shard: int | None = None) -> 
         pipeline
         | "read experiences" >> ReadTopics(*sources)
         | "admit, evict and sample" >> FoldRecords(make, "admit experiences", "evict", "sample batches")
-        | "pack micro-batches" >> PackMicroBatches(config.experience.micro_batch_tokens, ranks, shards)
+        | "pack micro-batches" >> PackMicroBatches(config.experience.micro_batch_tokens, shares, shards)
         | "write batches, dead letters" >> WriteTransactionally(*sources)
     )
 

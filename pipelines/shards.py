@@ -114,7 +114,7 @@ def partitions_of(config: Config, topic: Topic) -> tuple[int, ...]:
     counts = {
         "one": 1,
         "shards": config.kafka.partitions,
-        "ranks": config.trainer.ranks * config.experience.shards,
+        "batch shares": config.trainer.shares * config.experience.shards,
         "replicas": config.inboxes,
     }
     return tuple(range(counts[topic.partitions]))

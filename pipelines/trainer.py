@@ -11,14 +11,14 @@ from operators.io.write_transactionally import WriteTransactionally
 from pipelines.config import Config
 from pipelines.shards import shard_config, topic_input
 from pipelines.training_step import training_step
-from schemas.topics import BATCHES, RELAY, RELAY_CHAIN, batch_partitions
+from schemas.topics import BATCHES, RELAY, RELAY_CHAIN
 
 
 def build(pipeline: beam.Pipeline, config: Config, rank: int = 0) -> None:
     """Rank 0 consumes batches, relay and relay-chain, and produces relay and metrics; other ranks consume batches."""
     if not 0 <= rank < config.trainer.ranks:
         raise ValueError(f"rank {rank} does not exist: trainer.ranks is {config.trainer.ranks}")
-    inputs = [TopicInput(BATCHES, tuple(batch_partitions(rank, config.experience.shards)))]
+    inputs = [TopicInput(BATCHES, config.trainer.partitions_of(rank, config.experience.shards))]
     if rank == 0:
         inputs.append(topic_input(config, RELAY))
         inputs += [] if config.emulated else [topic_input(config, RELAY_CHAIN, start="earliest")]

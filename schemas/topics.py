@@ -28,9 +28,9 @@ class Topic:
     """What one topic carries.
 
     `record_names` are names of record classes. `partitions` names the count that a run's configuration gives: one,
-    shards, ranks (times the shards of the experience buffer) or replicas. `if_a_writer_dies` says, for a topic with
-    several writing processes, why the open transaction of a dead writer does no harm to the readers of the others. A
-    topic that is not `transactional` is written by plain producers only, so its readers never wait for a transaction:
+    shards, batch shares (times the shards of the experience buffer) or replicas. `if_a_writer_dies` says, for a topic
+    with several writing processes, why the open transaction of a dead writer does no harm to the readers of the others.
+    A topic that is not `transactional` is written by plain producers only, so its readers never wait for a transaction:
     placement decides which replicas are alive from `replicas`. `retention` says what Kafka deletes by itself: nothing
     before a trim, all but the newest record of each key, or records older than the run's window for measurements.
     """
@@ -42,7 +42,7 @@ class Topic:
     consumers: tuple[str, ...]
     description: str
     if_a_writer_dies: str = ""
-    partitions: Literal["one", "shards", "ranks", "replicas"] = "one"
+    partitions: Literal["one", "shards", "batch shares", "replicas"] = "one"
     transactional: bool = True
     retention: Retention = "trim"
 
@@ -169,9 +169,9 @@ BATCHES = Topic(
     "batch",
     ("experience",),
     ("trainer",),
-    "a shard's part of a global batch is one transaction of micro-batches; partition = rank × shards + shard",
+    "a shard's part of a global batch is one transaction of micro-batches; partition = share × shards + shard",
     "each partition has one writer, its shard of the buffer",
-    partitions="ranks",
+    partitions="batch shares",
 )
 RELAY = Topic(
     "relay",
@@ -351,9 +351,9 @@ def inbox_partition(replica: int) -> int:
     return replica
 
 
-def batch_partitions(rank: int, shards: int) -> range:
-    """The partitions of `batches` that trainer rank `rank` reads, one per shard of the buffer, in their order."""
-    return range(rank * shards, (rank + 1) * shards)
+def batch_partitions(share: int, shards: int) -> range:
+    """The partitions of `batches` with share `share` of each batch, one per shard of the buffer, in their order."""
+    return range(share * shards, (share + 1) * shards)
 
 
 def run_prefix(run: str) -> str:

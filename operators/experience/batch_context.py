@@ -14,7 +14,7 @@ from schemas.records import PolicyVersion
 
 @dataclass(frozen=True, slots=True)
 class BatchContext:
-    """Global batch `batch` is due, with at least `wanted` trajectories, for `ranks` trainer ranks.
+    """Global batch `batch` is due, with at least `wanted` trajectories, in `shares` shares for the trainer's ranks.
 
     `success` counts, by task, the settled answers to questions of the task's present curriculum level (of the last ones
     only, if the sampler has a `success_window`); in a call of
@@ -25,7 +25,7 @@ class BatchContext:
 
     batch: int
     wanted: int
-    ranks: int
+    shares: int
     seed: int
     newest: PolicyVersion | None
     now: float

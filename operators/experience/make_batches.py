@@ -76,14 +76,14 @@ class MakeBatches:
     at consumption: newest announced version minus the version that generated.
 
     `partitions` is the partition count of the topics keyed by group; each of `config.shards` has its own share of them
-    (see `shard_coordination`). `ranks` is that of the trainer; `levels` the number of curriculum levels by task;
-    `vocabulary` the model's in tokens (None: only the trainer detects unknown tokens, at the cost of a batch);
-    `rewards_failures` says by task whether failed trajectories have a reward to train (see `untrainable`).
+    (see `shard_coordination`). `shares` is the trainer's number of shares of a batch; `levels` the number of curriculum
+    levels by task; `vocabulary` the model's in tokens (None: only the trainer detects unknown tokens, at the cost of a
+    batch); `rewards_failures` says by task whether failed trajectories have a reward to train (see `untrainable`).
     """
 
     config: ExperienceConfig
     partitions: int
-    ranks: int = 1
+    shares: int = 1
     levels: Mapping[str, int] = field(default_factory=dict)
     vocabulary: int | None = None
     rewards_failures: Mapping[str, bool] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class _Buffering(ShardFold):
         now: Callable[[], int] = wall_ms,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._config, self._ranks = step.config, step.ranks
+        self._config, self._shares = step.config, step.shares
         self._vocabulary, self._rewards_failures = step.vocabulary or ANY_TOKEN, step.rewards_failures
         self._writers = step.config.make_writers()
         self._sampler = step.config.make_sampler()
@@ -376,7 +376,7 @@ class _Buffering(ShardFold):
     def _context(self, only: Curriculum | None = None) -> BatchContext:
         """The present context; with `only`, the success of that curriculum alone."""
         config, held = self._config, self._groups.held
-        fixed = config.global_batch, self._ranks, config.seed
+        fixed = config.global_batch, self._shares, config.seed
         chosen = [each for each in self._curricula if only in (None, each)]
         success = {task: counts for each in chosen for task, counts in each.all_shards().items()}
         level = 0 if only is None else only.level

@@ -1,6 +1,6 @@
-"""PackMicroBatches: the micro-batches of a selected batch, one partition for each rank and shard.
+"""PackMicroBatches: the micro-batches of a selected batch, one partition for each share and shard.
 
-A micro-batch is concatenated sequences in parts of bounded size; every rank has equally many.
+A micro-batch is concatenated sequences in parts of bounded size; every share has equally many.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ class SelectedBatch:
 
 
 class PackMicroBatches(MapOutputs):
-    """Packs selected batches into micro-batches of at most `budget` tokens, equally many for each of `ranks` ranks.
+    """Packs selected batches into micro-batches of at most `budget` tokens, equally many in each of `shares` shares.
 
-    Each of `shards` shards of the buffer has one partition of each rank.
+    Each of `shards` shards of the buffer has one partition of each share.
     """
 
     writes = (BATCHES,)
 
-    def __init__(self, budget: int, ranks: int, shards: int = 1) -> None:
-        super().__init__(partial(pack_batches, budget=budget, ranks=ranks, shards=shards), count_batches)
+    def __init__(self, budget: int, shares: int, shards: int = 1) -> None:
+        super().__init__(partial(pack_batches, budget=budget, shares=shares, shards=shards), count_batches)
 
 
-def pack_batches(outputs: Sequence[Any], budget: int, ranks: int, shards: int = 1) -> list[Any]:
+def pack_batches(outputs: Sequence[Any], budget: int, shares: int, shards: int = 1) -> list[Any]:
     """The micro-batches of the selected batches in `outputs`; all other outputs stay, in their place."""
 
     def packed(output: Any) -> Iterator[Any]:
         if not isinstance(output, SelectedBatch):
             yield output
             return
-        by_rank = pack(output.number, output.members, output.staleness, budget, ranks)
-        for rank, parts in enumerate(by_rank):
-            partition = batch_partitions(rank, shards)[output.shard]
+        by_share = pack(output.number, output.members, output.staleness, budget, shares)
+        for share, parts in enumerate(by_share):
+            partition = batch_partitions(share, shards)[output.shard]
             yield from (Output(BATCHES, str(output.number), part, partition) for part in parts)
 
     return [each for output in outputs for each in packed(output)]
@@ -82,60 +82,60 @@ def split_by_tokens(lengths: Sequence[int], budget: int) -> Iterator[range]:
         yield range(start, len(lengths))
 
 
-def deal(loads: Sequence[int], ranks: int) -> list[int]:
-    """The rank of each load: of every `ranks` loads in turn, one to each rank, the largest to the rank with the least.
+def deal(loads: Sequence[int], shares: int) -> list[int]:
+    """The share of each load: of every `shares` loads in turn, one to each, the largest to the share with the least.
 
-    So each stretch of loads, such as a mini-batch, is on all ranks, which have equally many and nearly equal sums.
+    So each stretch of loads, such as a mini-batch, is in all shares, which have equally many and nearly equal sums.
     """
-    assigned, totals = [0] * len(loads), [0] * ranks
-    for first in range(0, len(loads), ranks):
-        largest_first = sorted(range(first, min(first + ranks, len(loads))), key=lambda index: (-loads[index], index))
-        for index, rank in zip(
-            largest_first, sorted(range(ranks), key=lambda rank: (totals[rank], rank)), strict=False
+    assigned, totals = [0] * len(loads), [0] * shares
+    for first in range(0, len(loads), shares):
+        largest_first = sorted(range(first, min(first + shares, len(loads))), key=lambda index: (-loads[index], index))
+        for index, share in zip(
+            largest_first, sorted(range(shares), key=lambda share: (totals[share], share)), strict=False
         ):
-            assigned[index] = rank
-            totals[rank] += loads[index]
+            assigned[index] = share
+            totals[share] += loads[index]
     return assigned
 
 
 def pack(
-    batch: int, members: Sequence[GroupMember], staleness: np.ndarray, budget: int, ranks: int
+    batch: int, members: Sequence[GroupMember], staleness: np.ndarray, budget: int, shares: int
 ) -> list[list[Block]]:
-    """Global batch number `batch` as micro-batches of at most `budget` tokens, equally many for each of `ranks` ranks.
+    """Global batch number `batch` as micro-batches of at most `budget` tokens, equally many in each of `shares` shares.
 
-    Returns, by rank, blocks of one MicroBatch each. Members of a group are consecutive and on one rank. `staleness`,
-    int64, is aligned with `members`. Every micro-batch has the count of its rank, so a reader knows when the batch is
-    complete; ranks with less work have empty micro-batches at the end. A batch without members has one for each rank.
+    Returns, by share, blocks of one MicroBatch each. Members of a group are consecutive and in one share. `staleness`,
+    int64, is aligned with `members`. Every micro-batch has the count of its share, so a reader knows when the batch is
+    complete; shares with less work have empty micro-batches at the end. A batch without members has one in each share.
     """
     lengths = gather_column(list(runs_of(members)), "lengths").tolist()
-    shares = _shares(members, lengths, ranks)
-    ranges = [list(split_by_tokens([lengths[i] for i in share], budget)) for share in shares]
+    rows = _rows_of_shares(members, lengths, shares)
+    ranges = [list(split_by_tokens([lengths[i] for i in share], budget)) for share in rows]
     count = max(1, *map(len, ranges))
     return [
         [
-            _micro_batch((batch, index, count, rank), [members[i] for i in part], staleness[part])
+            _micro_batch((batch, index, count, number), [members[i] for i in part], staleness[part])
             for index, part in enumerate(
-                [share[r.start : r.stop] for r in ranges[rank]] + [[]] * (count - len(ranges[rank]))
+                [share[r.start : r.stop] for r in ranges[number]] + [[]] * (count - len(ranges[number]))
             )
         ]
-        for rank, share in enumerate(shares)
+        for number, share in enumerate(rows)
     ]
 
 
-def _shares(members: Sequence[GroupMember], lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """By rank: the indices of its members, in their order."""
-    if ranks == 1:
+def _rows_of_shares(members: Sequence[GroupMember], lengths: Sequence[int], shares: int) -> list[list[int]]:
+    """By share: the indices of its members, in their order."""
+    if shares == 1:
         return [list(range(len(members)))]
     groups = [list(group) for _, group in groupby(range(len(members)), key=lambda index: members[index].number)]
-    assigned = deal([sum(lengths[index] for index in group) for group in groups], ranks)
-    shares: list[list[int]] = [[] for _ in range(ranks)]
-    for group, rank in zip(groups, assigned, strict=True):
-        shares[rank] += group
-    return shares
+    assigned = deal([sum(lengths[index] for index in group) for group in groups], shares)
+    rows: list[list[int]] = [[] for _ in range(shares)]
+    for group, share in zip(groups, assigned, strict=True):
+        rows[share] += group
+    return rows
 
 
 def _micro_batch(position: tuple[int, int, int, int], members: Sequence[GroupMember], staleness: np.ndarray) -> Block:
-    """The micro-batch of `members` with `position` = (batch, index, count, rank)."""
+    """The micro-batch of `members` with `position` = (batch, index, count, share)."""
     runs = list(runs_of(members))
     names = ("batch", "index", "count", "rank")
     lengths, tokens = gather_column(runs, "lengths"), gather_column(runs, "tokens")

@@ -99,7 +99,7 @@ class LengthBalanced(Sampler, CheckedSettings):
     """Balances the lengths of batches: takes the oldest group, then alternates between long and short groups.
 
     It alternates among the oldest `window` groups, so that no batch consists of long answers only and the load can be
-    balanced over ranks.
+    balanced over shares.
     """
 
     window: PositiveInt = 64

@@ -57,10 +57,10 @@ def empty_reason(parts: Collection[MicroBatch]) -> str:
 
 
 class BatchAssembly:
-    """Assembles the batches from number `first` on; each of `partitions` holds a share of every batch.
+    """Assembles the batches from number `first` on; each of `partitions` holds a part of every batch.
 
-    The parts of a whole batch are in the order of the partitions. `shards` buffer shards write for each rank, so
-    partition p belongs to rank p // `shards`. Batches whose numbers are in `lost` are skipped. `starts` are the offsets
+    The parts of a whole batch are in the order of the partitions. `shards` buffer shards write each share of a batch,
+    so partition p is of share p // `shards`. Batches whose numbers are in `lost` are skipped. `starts` are the offsets
     at which reading begins, in the order of `partitions` (default: 0).
     """
 
@@ -111,10 +111,11 @@ class BatchAssembly:
 
 
 class _Partition:
-    """The batches of one partition. `later_parts` are the number and offset of each part of a batch after the next."""
+    """The batches of one partition, of share `share`. `later_parts` are the number and offset of each part of a batch
+    after the next."""
 
-    def __init__(self, partition: int, rank: int, first: int, lost: frozenset[int], start: int) -> None:
-        self._partition, self._rank, self._lost = partition, rank, lost
+    def __init__(self, partition: int, share: int, first: int, lost: frozenset[int], start: int) -> None:
+        self._partition, self._share, self._lost = partition, share, lost
         self._next = first
         self._whole: deque[tuple[list[MicroBatch], int]] = deque()
         self._unfinished: list[list[tuple[MicroBatch, int]]] = []
@@ -155,8 +156,8 @@ class _Partition:
         )
 
     def _invalid(self, part: MicroBatch) -> str | None:
-        if part.rank != self._rank:
-            return f"a part for rank {part.rank} in a partition of rank {self._rank}"
+        if part.rank != self._share:
+            return f"a part of share {part.rank} in a partition of share {self._share}"
         if part.batch < 0 or not 0 <= part.index < part.count:
             return f"part {part.index} of {part.count} of batch {part.batch} is out of range"
         return None

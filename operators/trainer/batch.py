@@ -17,8 +17,9 @@ class TrainingBatch:
 
     token_ids int64[t]; loss_mask bool[t], True where a token is trained; behaviour float32[t], logprobs under the
     rollout's policy in nats; starts, lengths, prompt_lengths, trained (the number of True in loss_mask), group_keys
-    (one per group, the same in every part of a global batch) and staleness int64[n]; temperatures float32[n], at which
-    the rollout sampled; truncated bool[n], whether a length limit cut the response off; rewards float64[n].
+    (one per group, the same in every part of a global batch), staleness and shares (which share of the batch each is
+    in) int64[n]; temperatures float32[n], at which the rollout sampled; truncated bool[n], whether a length limit cut
+    the response off; rewards float64[n].
     A sequence is one context, or several if an agent held several conversations: `contexts` int64[n] counts them, and
     `context_lengths` int64[c], c the sum of contexts, has their tokens, `context_trained` int64[c] how many of them are
     trained, and `context_rewards` float64[c] their rewards. No token attends to another context.
@@ -36,7 +37,7 @@ class TrainingBatch:
     temperatures: np.ndarray
     truncated: np.ndarray
     rewards: np.ndarray
-    recorded_ranks: np.ndarray
+    shares: np.ndarray
     contexts: np.ndarray
     context_lengths: np.ndarray
     context_trained: np.ndarray
@@ -122,7 +123,7 @@ def join_parts(parts: Sequence[MicroBatch]) -> TrainingBatch:
         temperatures=temperatures,
         truncated=truncated,
         rewards=rewards,
-        recorded_ranks=np.repeat([part.rank for part in parts], [len(part.trajectory_ids) for part in parts]),
+        shares=np.repeat([part.rank for part in parts], [len(part.trajectory_ids) for part in parts]),
         contexts=contexts,
         context_lengths=np.diff(edges, append=len(token_ids)),
         context_trained=np.diff(np.append(0, np.cumsum(loss_mask))[np.append(edges, len(token_ids))]),

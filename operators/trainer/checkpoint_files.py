@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from blake3 import blake3
@@ -38,15 +38,25 @@ FORMAT = 2
 _HASH_BYTES = 16 << 20
 
 
+class RankLayout(NamedTuple):
+    """The ranks that trained from batch number `since` on, as in the trainer's configuration."""
+
+    since: int
+    ranks: int
+    shard_ranks: int
+    context_ranks: int
+
+
 @dataclass(frozen=True, slots=True)
 class TrainerPosition:
     """The trainer's progress: the policy version reached, the next offset to read in each partition of the batches
-    topic, and the number of trajectories trained so far.
+    topic, the number of trajectories trained so far, and the ranks that have trained, the first ones first.
     """
 
     version: PolicyVersion
     batch_offsets: tuple[int, ...]
     trajectories_trained: int
+    layouts: tuple[RankLayout, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,11 @@ class RankFile:
     blake3: str
 
 
+def file_name(rank: int, ranks: Ranks) -> str:
+    """The name of the file of `rank`, one of `ranks`."""
+    return f"rank-{rank}-of-{ranks.count}.safetensors"
+
+
 def write_rank_file(folder: StorageFolder, state: LearnerState, ranks: Ranks) -> RankFile:
     """Write this rank's part of `state` to `folder`, durably, copying one tensor at a time. Raises OSError."""
     own = {
@@ -66,7 +81,7 @@ def write_rank_file(folder: StorageFolder, state: LearnerState, ranks: Ranks) ->
         if (ranks.of_first_copy if isinstance(tensor, DTensor) else ranks.rank == 0)
     }
     layout = Layout([TensorSpec(name, DTYPES[part.dtype], (len(part),)) for name, part in own.items()])
-    name, digest = f"rank-{ranks.rank}-of-{ranks.count}.safetensors", blake3(max_threads=blake3.AUTO)
+    name, digest = file_name(ranks.rank, ranks), blake3(max_threads=blake3.AUTO)
     with _output(folder / name) as sink:
         for piece in _pieces(layout, own):
             digest.update(piece)
@@ -83,6 +98,7 @@ def write_manifest(
         "version": str(position.version),
         "batch_offsets": position.batch_offsets,
         "trajectories_trained": position.trajectories_trained,
+        "layouts": [each._asdict() for each in position.layouts],
         "updates": state.updates,
         "skipped_updates": state.skipped_updates,
         "files": [asdict(file) for file in files],
@@ -151,7 +167,12 @@ def read_manifest(folder: StorageFolder) -> dict[str, Any]:
 
 def manifest_position(manifest: Mapping[str, Any]) -> TrainerPosition:
     version = PolicyVersion.parse(manifest["version"])
-    return TrainerPosition(version, tuple(manifest["batch_offsets"]), manifest["trajectories_trained"])
+    return TrainerPosition(
+        version,
+        tuple(manifest["batch_offsets"]),
+        manifest["trajectories_trained"],
+        tuple(RankLayout(**each) for each in manifest.get("layouts", ())),
+    )
 
 
 def file_names(manifest: Mapping[str, Any]) -> list[str]:

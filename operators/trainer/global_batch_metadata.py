@@ -61,11 +61,11 @@ def gather_metadata(batch: TrainingBatch, ranks: Ranks) -> GlobalBatchMetadata:
     """The metadata of the global batch; `batch` is this rank's part. A collective: every rank must call it."""
     columns = (
         *(batch.group_keys, batch.lengths, batch.prompt_lengths, batch.trained),
-        *(batch.staleness, batch.truncated, batch.contexts, batch.recorded_ranks),
+        *(batch.staleness, batch.truncated, batch.contexts, batch.shares),
     )
     table = torch.from_numpy(np.stack([column.astype(np.int64) for column in columns], 1))
     parts = ranks.gather(table)
-    keys, lengths, prompt_lengths, trained, staleness, truncated, contexts, recorded = torch.cat(parts).numpy().T
+    keys, lengths, prompt_lengths, trained, staleness, truncated, contexts, shares = torch.cat(parts).numpy().T
     before = parts[: ranks.rank]
     rows, tokens = sum(map(len, before)), sum(int(part[:, 3].sum()) for part in before)
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
@@ -75,7 +75,7 @@ def gather_metadata(batch: TrainingBatch, ranks: Ranks) -> GlobalBatchMetadata:
     )
     return GlobalBatchMetadata(
         rewards=rewards,
-        groups=_number(first, recorded[first])[inverse],
+        groups=_number(first, shares[first])[inverse],
         lengths=lengths,
         prompt_lengths=prompt_lengths,
         trained=trained,
@@ -89,17 +89,16 @@ def gather_metadata(batch: TrainingBatch, ranks: Ranks) -> GlobalBatchMetadata:
     )
 
 
-def _number(first: np.ndarray, ranks: np.ndarray) -> np.ndarray:
-    """The number of each group by where it occurs `first` and for which of `ranks` it was recorded, both int64[n].
+def _number(first: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """The number of each group by where it occurs `first` and in which of `shares`, both int64[n].
 
-    Ranks take turns: groups with successive numbers, the mini-batches, are on all of them. The numbers depend on the
-    batch's records alone, so a replay of all ranks' parts by a single one has the same mini-batches.
+    Shares take turns: groups with successive numbers, the mini-batches, are in all of them. The numbers depend on the
+    batch's records alone, so any number of ranks has the same mini-batches.
     """
-    order = np.argsort(first)
-    of = ranks[order]
-    by_rank, counts = np.argsort(of, kind="stable"), np.bincount(of)
-    places = np.empty(len(of), np.int64)
-    places[by_rank] = np.arange(len(of)) - (np.cumsum(counts) - counts)[of[by_rank]]
+    order = np.lexsort((first, shares))
+    of = shares[order]
+    counts = np.bincount(of)
+    places = np.arange(len(of)) - (np.cumsum(counts) - counts)[of]
     turns = order[np.argsort((places + 0.5) / counts[of], kind="stable")]
     numbers = np.empty(len(of), np.int64)
     numbers[turns] = np.arange(len(of))

@@ -26,7 +26,8 @@ def common_settings(config: TrainingConfig, shards: int, dtype: str) -> tuple[st
     names = ("context_ranks", "optimizer_steps", "checkpoint_every", "lost_batches", "learner")
     learner = replace(config.learner, name=Path(config.learner.name).name)  # its file may be elsewhere there
     values = _flat("trainer", {name: getattr(replace(config, learner=learner), name) for name in names})
-    return (f"experience.shards={shards}", f"rollout.dtype={dtype}", *values)
+    shares = f"trainer.batch_shares={config.shares}"
+    return (f"experience.shards={shards}", f"rollout.dtype={dtype}", shares, *values)
 
 
 def _flat(name: str, value: object) -> Iterator[str]:

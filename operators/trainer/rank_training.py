@@ -6,7 +6,7 @@ import logging
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,11 +28,12 @@ from operators.trainer.learners import open_learner
 from operators.trainer.persist import CheckpointError, persist
 from operators.trainer.rank_addresses import Addresses
 from operators.trainer.rank_checks import check_device, check_device_memory, common_settings, fingerprint
+from operators.trainer.rank_layouts import gather_offsets, with_layout
 from operators.trainer.ranks import Ranks
 from operators.trainer.rendezvous import Rendezvous, join_process_group, watch_ranks
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import MicroBatch, PolicyVersion
-from schemas.topics import BATCHES, batch_partitions
+from schemas.topics import BATCHES
 
 log = logging.getLogger(__name__)
 
@@ -73,19 +74,19 @@ class RankTraining:
         use_device(device)
         if config.learner.name == BUILT_IN_LEARNER:
             check_device_memory(model, config, device, machines.count(machines[ranks.rank]), longest)
-        self._partitions = batch_partitions(ranks.rank, shards)
-        self.position = TrainerPosition(PolicyVersion(epoch, 0), (0,) * ranks.count * shards, 0)
+        self._partitions = config.partitions_of(ranks.rank, shards)
+        self.position = TrainerPosition(PolicyVersion(epoch, 0), (0,) * config.shares * shards, 0)
         self.resumed_from: PolicyVersion | None = None
         with watch_ranks(self.rendezvous, self.device):
             self._open(model, device, dtype)
             self._resume(checkpoints, shards)
-        position, own = self.position, self._partitions
+        self.position = with_layout(self.position, config)
         self._assembly = BatchAssembly(
-            own,
+            self._partitions,
             shards=shards,
-            first=position.version.number,
+            first=self.position.version.number,
             lost=config.lost_batches,
-            starts=position.batch_offsets[own.start : own.stop],
+            starts=[self.position.batch_offsets[partition] for partition in self._partitions],
         )
         self._complete: deque[WholeBatch] = deque(self._assembly.take())
         self._missing_since: float | None = None
@@ -103,18 +104,18 @@ class RankTraining:
 
     def _resume(self, checkpoints: StorageFolder, shards: int) -> None:
         """Continue from the newest of `checkpoints`, if there is one. Raises as `_restore`."""
-        ranks = self.ranks
         found = persist(lambda: find_checkpoints(checkpoints), self._config.checkpoint_tries)
         newest = PolicyVersion.parse(found[-1].name) if found else PolicyVersion(0, 0)
         self._exchange("begin with the same checkpoint (all need the same folder)", [newest.epoch, newest.number])
         if not found:
             return
         self.position = self._restore(found[-1])
-        if (count := len(self.position.batch_offsets)) != ranks.count * shards:
+        shares = self._config.shares
+        if (count := len(self.position.batch_offsets)) != shares * shards:
             raise CannotTrain(
-                f"checkpoint {found[-1]} is of a run with {count} partitions of batches, but trainer.ranks = "
-                f"{ranks.count} and experience.shards = {shards} make {ranks.count * shards}: they are fixed for a "
-                "run. To train on with other ranks, begin a new run with the final model of this one"
+                f"checkpoint {found[-1]} is of a run with {count} partitions of batches, but trainer.batch_shares (or "
+                f"trainer.ranks) = {shares} and experience.shards = {shards} make {shares * shards}: both are fixed "
+                f"for a run. Set trainer.batch_shares = {count // shards}; trainer.ranks can be any number up to it"
             )
         self.resumed_from = self.position.version
         log.info("resumed from checkpoint %s as epoch %d", self.resumed_from, self._epoch)
@@ -168,12 +169,11 @@ class RankTraining:
         self.joint.before_training()
         batch = self._complete.popleft()
         rows = sum(len(part.trajectory_ids) for part in batch.parts)
-        gathered = self._exchange("train the same batch", [batch.number], [*batch.next_offsets, rows])
+        gathered = self._exchange("train the same batch", [batch.number], [rows])
         version = PolicyVersion(self._epoch, batch.number + 1)
-        self.position = replace(
-            self.position, version=version, batch_offsets=tuple(gathered[:, :-1].flatten().tolist())
-        )
-        if not (total_rows := int(gathered[:, -1].sum())):
+        offsets = gather_offsets(self.ranks, self._partitions, batch.next_offsets)
+        self.position = replace(self.position, version=version, batch_offsets=offsets)
+        if not (total_rows := int(gathered.sum())):
             raise ValueError(empty_reason(batch.parts))
         skipped = self._learner.skipped_updates
         with watch_ranks(self.rendezvous, self.device):
@@ -287,7 +287,7 @@ def start_rank_training(
     return RankTraining(config, model, checkpoints, epoch, rendezvous, shards, dtype, longest)
 
 
-def _offsets(batch: WholeBatch, partitions: range) -> str:
+def _offsets(batch: WholeBatch, partitions: Sequence[int]) -> str:
     """The offset of the last part of `batch` in each of this rank's `partitions`."""
     last = zip(partitions, batch.next_offsets, strict=True)
     return f"{BATCHES.short_name} " + ", ".join(f"partition {number} offset {offset - 1}" for number, offset in last)

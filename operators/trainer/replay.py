@@ -15,14 +15,14 @@ from infra.models.checkpoint_folder import load_model, load_tokenizer, write_mod
 from infra.models.device_copies import use_device
 from infra.models.weights import WeightsDigest, weight_tensors, weights_digest
 from operators.trainer.assembly import BatchAssembly, WholeBatch, empty_reason
-from operators.trainer.checkpoint_files import StoredState
+from operators.trainer.checkpoint_files import StoredState, TrainerPosition, write_manifest, write_rank_file
 from operators.trainer.learners import open_learner
 from operators.trainer.rank_addresses import AddressFile
+from operators.trainer.rank_layouts import gather_files, gather_offsets
 from operators.trainer.ranks import ALONE, Ranks
 from operators.trainer.rendezvous import Rendezvous, join_process_group
 from operators.trainer.training_config import TrainingConfig
-from schemas.records import MicroBatch
-from schemas.topics import batch_partitions
+from schemas.records import MicroBatch, PolicyVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,35 +41,32 @@ class Update:
 class Replay:
     """Trains `model` from a log. The same batches and configuration reproduce the run's weights bit by bit.
 
-    `recorded` is the number of ranks that the batches were made for: this process is one of as many `ranks`, or trains
-    all parts alone. `shards` is the number of buffer shards that wrote them. Training begins with `checkpoint`, which a
-    trimmed log needs, or with the model. Raises CheckpointError if the checkpoint cannot be read, ValueError for what
-    the learner refuses.
+    This process is one of `ranks`, those of the configuration. `shards` is the number of buffer shards that wrote the
+    batches. Training begins with `checkpoint`, which a trimmed log needs, or with the model. Raises CheckpointError if
+    the checkpoint cannot be read, ValueError for what the learner refuses.
     """
 
     def __init__(
         self,
         config: TrainingConfig,
         model: Path,
-        recorded: int = 1,
         ranks: Ranks = ALONE,
         shards: int = 1,
         checkpoint: Path | None = None,
     ) -> None:
         torch.set_num_threads(config.threads)
         self._model, self._ranks, self._config, self._shards = model, ranks, config, shards
-        self._partitions = range(recorded * shards) if ranks.count == 1 else batch_partitions(ranks.rank, shards)
         device = config.device_of(ranks.rank)
         use_device(device)
         self._learner = open_learner(config.learner, model, device, ranks)
-        self._batches_taken, self._starts = 0, dict.fromkeys(self._partitions, 0)
+        self._batches_taken, self._starts = 0, dict.fromkeys(config.partitions_of(ranks.rank, shards), 0)
         if checkpoint is not None:
             with StoredState(checkpoint) as stored:
                 stored.verify(ALONE)
                 self._learner.restore(stored)
             position = stored.position
             self._batches_taken = position.version.number
-            self._starts = {partition: position.batch_offsets[partition] for partition in self._partitions}
+            self._starts = {partition: position.batch_offsets[partition] for partition in self._starts}
         self.rejected = 0
         """Number of parts rejected, by the rules of the run (see `BatchAssembly`)."""
 
@@ -81,7 +78,7 @@ class Replay:
         if limit is not None and self._batches_taken >= limit:
             return
         assembly = BatchAssembly(
-            self._partitions,
+            self._starts,
             shards=self._shards,
             first=self._batches_taken,
             lost=self._config.lost_batches,
@@ -93,6 +90,21 @@ class Replay:
                 return
         if (missing := assembly.missing()) is not None:
             raise missing
+
+    def save_state(self, folder: Path) -> None:
+        """Write a checkpoint of the state, with which a replay by any number of ranks can begin, to the new `folder`.
+
+        A collective: every rank must call it.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        state, offsets = (
+            self._learner.state(),
+            gather_offsets(self._ranks, list(self._starts), list(self._starts.values())),
+        )
+        position = TrainerPosition(PolicyVersion(0, self._batches_taken), offsets, 0)
+        files = gather_files(self._ranks, write_rank_file(folder, state, self._ranks))
+        if self._ranks.rank == 0:
+            write_manifest(folder, state, position, files)
 
     def save(self, folder: Path) -> str:
         """Write the model to the new folder `folder`, on rank 0, and return the `weights_digest` of its weights.
@@ -111,15 +123,17 @@ class Replay:
     def _complete_batches(
         self, assembly: BatchAssembly, parts: Iterable[tuple[MicroBatch, int, int]]
     ) -> Iterator[WholeBatch]:
+        starts = self._starts
         yield from assembly.take()
         for part, partition, offset in parts:
-            if offset >= self._starts.get(partition, offset + 1):
+            if offset >= starts.get(partition, offset + 1):
                 yield from assembly.add(part, partition, offset)
                 self.rejected += len(assembly.rejected)
                 assembly.rejected.clear()
 
     def _update(self, batch: WholeBatch) -> Update:
         self._batches_taken += 1
+        self._starts = dict(zip(self._starts, batch.next_offsets, strict=True))
         try:
             rows = sum(len(part.trajectory_ids) for part in batch.parts)
             if not sum(self._ranks.total([float(rows)])):

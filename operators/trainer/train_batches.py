@@ -40,7 +40,7 @@ from operators.trainer.rank_training import RankTraining, start_rank_training
 from operators.trainer.training_config import TrainingConfig
 from operators.trainer.version_publisher import VersionPublisher
 from schemas.records import Metric, MicroBatch, RelayChain, WeightVersion
-from schemas.topics import METRICS, RELAY, batch_partitions
+from schemas.topics import METRICS, RELAY
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class TrainBatches:
 
     def resumed(self) -> ShardConfig:
         """The shard, which reads from the newest checkpoint on."""
-        partitions = batch_partitions(0, self.shards)
+        partitions = self.config.partitions_of(0, self.shards)
         positions = CheckpointPositions(self.checkpoints, partitions, self.config.checkpoint_tries)
         return replace(self.shard, start_positions=positions)
 

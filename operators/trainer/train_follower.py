@@ -23,7 +23,6 @@ from operators.trainer.rank_addresses import AddressTopic
 from operators.trainer.rank_training import RankTraining, start_rank_training
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import MicroBatch
-from schemas.topics import batch_partitions
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +42,7 @@ class TrainFollower:
 
     def resumed(self) -> ShardConfig:
         """The shard, which reads from the newest checkpoint on."""
-        partitions = batch_partitions(self.rank, self.shards)
+        partitions = self.config.partitions_of(self.rank, self.shards)
         return replace(
             self.shard, start_positions=CheckpointPositions(self.checkpoints, partitions, self.config.checkpoint_tries)
         )

@@ -10,6 +10,7 @@ from infra.setting_types import CheckedSettings, NonNegative, NonNegativeInt, Po
 from infra.storage import open_storage
 from operators.trainer.config import LearnerConfig
 from operators.trainer.emulation import TrainerEmulation
+from schemas.topics import batch_partitions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,10 @@ class TrainingConfig(CheckedSettings):
     """The numbers of the GPUs of a machine that the ranks use, the same on every machine; empty: all that are visible.
     With 4 of them, rank 6 uses the third one of the second machine."""
     ranks: PositiveInt = 1
-    """Processes that shard the model, each with its part of every batch. Fixed for a run."""
+    """Processes that shard the model, each with its part of every batch. `runs resume` can change them."""
+    batch_shares: NonNegativeInt = 0
+    """Equal shares into which every batch is divided; rank r trains the shares r, r + `ranks`, … 0: one for each rank.
+    Fixed for a run: a resumed run may have any number of ranks up to this one."""
     shard_ranks: NonNegativeInt = 0
     """Consecutive ranks that hold one copy of the model between them, such as those of one machine; each further group
     holds another copy, and only gradients cross between groups. 0: all ranks hold one copy."""
@@ -60,6 +64,8 @@ class TrainingConfig(CheckedSettings):
     """Timing of the emulated trainer, which replaces the trainer where rollouts are emulated."""
 
     def _check(self) -> None:
+        if self.batch_shares and self.batch_shares < self.ranks:
+            raise ValueError(f"batch_shares must be 0 or at least ranks ({self.ranks}), not {self.batch_shares}")
         if self.shard_ranks and self.ranks % self.shard_ranks:
             raise ValueError(f"shard_ranks must divide ranks ({self.ranks}), or be 0, not {self.shard_ranks}")
         if self.ranks % self.context_ranks:
@@ -73,6 +79,15 @@ class TrainingConfig(CheckedSettings):
         if self.keep_every % self.checkpoint_every:
             every = self.checkpoint_every
             raise ValueError(f"keep_every must be a multiple of checkpoint_every ({every}), not {self.keep_every}")
+
+    @property
+    def shares(self) -> int:
+        """The number of shares of a batch."""
+        return self.batch_shares or self.ranks
+
+    def partitions_of(self, rank: int, shards: int) -> tuple[int, ...]:
+        """The partitions of `batches` that `rank` reads, of a run with `shards` shards of the buffer."""
+        return tuple(p for share in range(rank, self.shares, self.ranks) for p in batch_partitions(share, shards))
 
     @property
     def ranks_of_a_copy(self) -> int:

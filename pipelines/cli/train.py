@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,14 +19,14 @@ from pipelines.inspect.run_folders import RUNS, config_file, folder_of, run_comm
 from pipelines.present.output import Report, table
 
 if TYPE_CHECKING:
-    from infra.kafka.properties import ClientProperties
+    from operators.trainer.checkpoint_files import RankLayout
     from operators.trainer.replay import Update
     from pipelines.config import Config
-from collections.abc import Mapping
 
 app = Commands(no_args_is_help=True)
 COLUMNS = ("step", "reward/mean", "loss", "grad_norm", "importance_ratio/mean", "ess", "entropy")
 SECTION = "trainer."
+RANKS = ("trainer.ranks", "trainer.shard_ranks", "trainer.context_ranks")
 MOST_ROWS = 20
 
 
@@ -97,10 +96,10 @@ def replay(
 
     After `laminar runs trim` the replay begins with the checkpoint that the trim point keeps.
 
-    Without --set the weights equal the run's bit by bit, however often its trainer was killed. The command compares
-    them, and exits with 1 if they differ. With --set the trainer learns from recorded responses and rewards, that is,
-    from experience that another policy generated; the command prints how far the weights are from the run's. The
-    replay ends with the step with which the run ended, unless trainer.optimizer_steps is set.
+    Without --set the weights equal the run's bit by bit, however often its trainer was killed or its ranks changed. The
+    command compares them, and exits with 1 if they differ. With --set the trainer learns from recorded responses and
+    rewards, that is, from experience that another policy generated; the command prints how far the weights are from the
+    run's. The replay ends with the step with which the run ended, unless trainer.optimizer_steps is set.
 
     \b
     Examples:
@@ -108,30 +107,25 @@ def replay(
       laminar train replay first --set trainer.learner.algorithm.name=cispo --set trainer.learner.learning_rate=1e-4
       laminar train replay first --out /tmp/again --json | jq .weights
     """
-    from operators.trainer.rendezvous import Rendezvous
-    from operators.trainer.replay import Replay, folder_digest, folder_distance, forked_ranks
+    from operators.trainer.replay import folder_digest, folder_distance
     from pipelines.inspect.audit.trim_points import newest_trim_point
+    from pipelines.inspect.replayed_training import TrainingReplay
 
     task = _task(folder, run, changes or [], out)
     connection = connect(None if run == "latest" else run, kafka.brokers, kafka.command_config, folder, read_only=True)
     trim_point = newest_trim_point(connection.client, task.config.run.name)
-    begin = None if trim_point is None else task.run_folder / trim_point.checkpoint
     started = time.monotonic()
     task.out.mkdir(parents=True)
-    skipped_records: dict[int, int] = {}
-
-    def train(
-        rendezvous: Rendezvous, log_updates: Callable[[Iterator[Update]], Iterator[Update]] = iter
-    ) -> tuple[list[Update], str]:
-        config, ranks = task.config, rendezvous.ranks
-        replayed = Replay(config.trainer, config.model_folder(), task.recorded, ranks, config.experience.shards, begin)
-        log = _Log(connection.client, task.config.run.name)
-        updates = list(log_updates(replayed.train(log.parts(), task.steps)))
-        skipped_records[ranks.rank] = log.undecodable + replayed.rejected
-        return updates, replayed.save(task.out / "model")
-
-    with TemporaryDirectory() as rendezvous, forked_ranks(task.config.trainer, train, Path(rendezvous)) as first:
-        updates, weights = train(first, lambda found: _logged(found, task))
+    updates, skipped_records, weights = TrainingReplay(
+        task.config,
+        connection.client,
+        task.layouts,
+        task.steps,
+        task.out / "model",
+        lambda found: _logged(found, task),
+        begin=0 if trim_point is None else trim_point.version.number,
+        checkpoint=None if trim_point is None else task.run_folder / trim_point.checkpoint,
+    ).run()
     own = task.run_folder / "model"
     run_weights = folder_digest(own) if own.is_dir() else None
     compared = changes and run_weights is not None
@@ -141,7 +135,7 @@ def replay(
         "start_version": None if trim_point is None else str(trim_point.version),
         "steps": updates[-1].step if updates else 0,
         "skipped_batches": {update.batch: update.reason for update in updates if update.reason is not None},
-        "skipped_records": skipped_records[0],
+        "skipped_records": skipped_records,
         "seconds": round(time.monotonic() - started, 3),
         "weights": weights,
         "run_weights": run_weights,
@@ -160,8 +154,8 @@ class _Task:
     """Batches to train at most."""
     run_folder: Path
     out: Path
-    recorded: int
-    """The number of trainer ranks that the batches are divided for."""
+    layouts: Sequence[RankLayout]
+    """The ranks that train, one after the other."""
 
 
 def _task(folder: Path, run: str, changes: list[str], out: Path | None) -> _Task:
@@ -174,8 +168,11 @@ def _task(folder: Path, run: str, changes: list[str], out: Path | None) -> _Task
     for change in changes:
         if not change.startswith(SECTION):
             raise typer.BadParameter(f"{change!r}: a replay can change only {SECTION}* settings", param_hint="--set")
+    shares = load_config(file).trainer.shares
     alone = ["trainer.shard_ranks=0", "trainer.context_ranks=1"] if "trainer.ranks=1" in changes else []
-    config = load_config(file, [*changes, *alone])
+    config = load_config(file, [f"trainer.batch_shares={shares}", *changes, *alone])
+    if config.trainer.shares != shares:
+        raise typer.BadParameter(f"the run's batches have {shares} shares, which a replay keeps", param_hint="--set")
     steps = config.trainer.optimizer_steps
     if not any(change.startswith("trainer.optimizer_steps") for change in changes):
         steps = min(steps, _last_step(place) or steps)
@@ -183,12 +180,18 @@ def _task(folder: Path, run: str, changes: list[str], out: Path | None) -> _Task
         out = next(name for name in (place / f"replay-{number}" for number in count(1)) if not name.exists())
     if out.exists():
         raise typer.BadParameter(f"{out} exists already", param_hint="--out")
-    recorded = load_config(file).trainer.ranks
-    if config.trainer.ranks not in (1, recorded):
-        raise typer.BadParameter(
-            f"the run's batches are for {recorded} ranks: trainer.ranks must be {recorded} or 1", param_hint="--set"
-        )
-    return _Task(config, steps, place, out, recorded)
+    named = any(change.partition("=")[0] in RANKS for change in changes)
+    return _Task(config, steps, place, out, _layouts(config, as_recorded=not named))
+
+
+def _layouts(config: Config, *, as_recorded: bool) -> Sequence[RankLayout]:
+    """The ranks of `config` or, `as_recorded`, those that the newest checkpoint of its run names."""
+    from operators.trainer.checkpoint import find_checkpoints, read_position
+    from operators.trainer.rank_layouts import layout_of
+    from pipelines.training_step import checkpoints_of
+
+    checkpoints = find_checkpoints(checkpoints_of(config)) if as_recorded else []
+    return (read_position(checkpoints[-1]).layouts if checkpoints else ()) or (layout_of(config.trainer),)
 
 
 def _last_step(run_folder: Path) -> int | None:
@@ -197,27 +200,6 @@ def _last_step(run_folder: Path) -> int | None:
 
     metrics = read_metrics(run_folder / METRICS_FILE)
     return max((metric.step for metric in metrics if metric.name == "trainer"), default=None)
-
-
-@dataclass
-class _Log:
-    """The batches topic of `run`. `undecodable` counts records that are not micro-batches; the trainer skipped them."""
-
-    client: ClientProperties
-    run: str
-    undecodable: int = 0
-
-    def parts(self) -> Iterator[tuple[Any, int, int]]:
-        """Yield the micro-batches with partition and offset."""
-        from infra.kafka.topic_reader import read_topic
-        from schemas.records import MicroBatch
-        from schemas.topics import BATCHES
-
-        for record in read_topic(self.client, BATCHES.name(self.run)):
-            if record.error is None and all(isinstance(row, MicroBatch) for row in record.rows):
-                yield from ((row, record.partition, record.offset) for row in record.rows)
-            else:
-                self.undecodable += 1
 
 
 def _logged(updates: Iterator[Update], task: _Task) -> Iterator[Update]:
@@ -240,7 +222,7 @@ def _logged(updates: Iterator[Update], task: _Task) -> Iterator[Update]:
             yield update
 
 
-def _text(data: dict[str, Any], updates: list[Update], folder: Path) -> Any:
+def _text(data: dict[str, Any], updates: Sequence[Update], folder: Path) -> Any:
     from rich.console import Group
 
     trained = [update for update in updates if update.reason is None]

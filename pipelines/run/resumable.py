@@ -16,6 +16,12 @@ RESUMABLE: Mapping[str, tuple[str, ...]] = {
     "trainer.checkpoints_kept": ("trainer",),
     "trainer.checkpoint_tries": ("trainer",),
     "trainer.collective_timeout_s": ("trainer",),
+    "trainer.ranks": ("trainer",),
+    "trainer.batch_shares": (),
+    "trainer.shard_ranks": ("trainer",),
+    "trainer.context_ranks": ("trainer",),
+    "trainer.gpus": ("trainer",),
+    "trainer.rank_0_host": ("trainer",),
     "trainer.lost_batches": ("trainer",),
     "trainer.missing_batch_wait_s": ("trainer",),
     "trainer.learner.max_skipped_batches": ("trainer",),
@@ -59,6 +65,12 @@ def check_resumable(before: Config, after: Config, replaced: Collection[str] = (
         raise ConfigError(
             f"{', '.join(fixed)} cannot change in a resumed run, because its records were made with the old value; "
             f"these can: {', '.join(RESUMABLE)}. For another setting start a new run"
+        )
+    shares = before.trainer.shares
+    if after.trainer.shares != shares:
+        raise ConfigError(
+            f"every batch of this run has {shares} shares, which are fixed, and trainer.ranks can be at most {shares}: "
+            f"set trainer.batch_shares = {shares}, too"
         )
     steps, goal = after.trainer.optimizer_steps, before.trainer.optimizer_steps
     if steps < goal:

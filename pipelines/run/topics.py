@@ -39,7 +39,7 @@ ANSWER_S = 3.0
 PARTITIONS_FROM = {
     "one": "the number of partitions",
     "shards": "kafka.partitions",
-    "ranks": "trainer.ranks × experience.shards",
+    "batch shares": "trainer.batch_shares (or trainer.ranks) × experience.shards",
     "replicas": "placement.max_replicas",
 }
 """The settings that decide the number of partitions of topics, see `partitions_of`."""

@@ -42,7 +42,8 @@ def _convert(place: WeightPlace, config: Config, model: Path, folder: Path) -> s
     from operators.trainer.replay import Replay
 
     learner = config.trainer.learner
-    alone = replace(config.trainer, device="cpu", gpus=(), ranks=1, shard_ranks=0, context_ranks=1)
+    shares = config.trainer.shares
+    alone = replace(config.trainer, device="cpu", gpus=(), ranks=1, batch_shares=shares, shard_ranks=0, context_ranks=1)
     with (
         new_folder(folder) as unfinished,
         local_copy(place.path, tuple(file_names(read_manifest(place.path)))) as local,
@@ -51,8 +52,7 @@ def _convert(place: WeightPlace, config: Config, model: Path, folder: Path) -> s
         if learner.name == BUILT_IN_LEARNER:
             write_checkpoint_model(local, learner.lora, model, unfinished)
         else:  # only it knows how its state makes the weights
-            shards = config.experience.shards
-            Replay(alone, model, config.trainer.ranks, shards=shards, checkpoint=local).save(unfinished)
+            Replay(alone, model, shards=config.experience.shards, checkpoint=local).save(unfinished)
     return str(place.path)
 
 

@@ -10,11 +10,12 @@ from schemas.records.versions import PolicyVersion
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """A packed part of global batch `batch`: part `index` of the `count` parts of its rank.
+    """A packed part of global batch `batch`: part `index` of the `count` parts of its share.
 
-    Written by experience, read by the trainer of `rank`, which reads that partition of the batches topic. Every rank
-    has as many parts; where a rank has less work its last parts are empty (n = t = 0). All sequences of a group are on
-    one rank, next to each other, so that statistics of a group need no other rank.
+    Written by experience, read by the trainer's rank that trains share `rank`, which has a partition of its own: rank
+    `rank` where all ranks have one share. Every share has as many parts; where one has less work its last parts are
+    empty (n = t = 0). All sequences of a group are in one share, next to each other, so that statistics of a group need
+    no other rank.
 
     With n sequences of t tokens in all: token_ids, logprobs and loss_mask are [t] (prompt positions carry logprob 0 and
     mask False); lengths and prompt_lengths are [n], as are rewards, temperatures, truncated, staleness, the version

@@ -19,7 +19,7 @@ def test_buffer_batches_benchmark_experiences_in_whole_groups() -> None:
     records = tuple(ReceivedRecord("experiences", 0, offset, experiences.next()) for offset in range(2))
     buffer = MakeBatches(ExperienceConfig(global_batch=256), 1).restore(Restored("g", 1, (), {}, {}))
     selected = buffer.fold(Polled("g", 1, records, (), {PartitionKey("experiences", 0): 2}, True))
-    outputs = pack_batches(selected, budget=10**6, ranks=1)
+    outputs = pack_batches(selected, budget=10**6, shares=1)
     assert not [output for output in outputs if output.topic is DEAD_LETTERS]
     batches = [output.record.records()[0] for output in outputs if output.topic is BATCHES]
     assert [len(batch.trajectory_ids) for batch in batches] == [256, 256]

@@ -1,4 +1,4 @@
-"""A run with two trainer ranks and two experience shards, all killed: the audit, and replays of the weights."""
+"""A run with two trainer ranks and two experience shards, all killed, then with one rank: audit, replays of weights."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from infra.models.weights import weight_tensors
 from pipelines.config import load_config
 from schemas.topics import BATCHES, SETTLED, Topic
 
-STEPS = 16
+STEPS, MORE_STEPS = 16, 20
 CHANGES = ("trainer.ranks=2", f"trainer.optimizer_steps={STEPS}", "trainer.checkpoint_every=4")
+ONE_RANK = ("trainer.ranks=1", "trainer.batch_shares=2", f"trainer.optimizer_steps={MORE_STEPS}")
 SHARDS = ("experience.shards=2", "kafka.partitions=2")
 
 
@@ -37,19 +38,23 @@ def test_killed_ranks_train_the_same_weights(
         assert not exposed_addresses(listening_sockets(run.processes()))  # including torch's store and collectives
         kill(run, role)
     assert run.wait(240) == 0, run.output()
-    audit = run.audit()
-    assert audit["passed"]
-    assert (audit["trained"], audit["lost"], audit["trained_twice"], audit["failed"]) == (STEPS * 16, 0, 0, 0)
     restarts = {name: role["restarts"] for name, role in run.state()["roles"].items()}
     assert min(restarts["trainer"], restarts["trainer-1"]) >= 2, restarts  # its own kill, and that of the other
     assert (restarts["experience"], restarts["experience-1"]) == (1, 1)
+    replay(command_server, run)  # with two ranks: exit code 0 if all bits are equal
+    run.resume(*ONE_RANK)
+    assert run.wait(240) == 0, run.output()
+    audit = run.audit()
+    assert audit["passed"]
+    assert (audit["trained"], audit["lost"], audit["trained_twice"], audit["failed"]) == (MORE_STEPS * 16, 0, 0, 0)
+    assert "trainer-1" not in run.state()["roles"]
     parts = {(part.batch, record.partition) for record in written(run, BATCHES) for part in record.rows}
-    assert parts >= {(batch, partition) for batch in range(STEPS) for partition in range(4)}
+    assert parts >= {(batch, partition) for batch in range(MORE_STEPS) for partition in range(4)}
     settled = Counter(row.trajectory_id for record in written(run, SETTLED) for row in record.rows)
     assert max(settled.values()) == 1
     assert not run.leftovers()
-    replay(command_server, run)  # with two ranks: exit code 0 if all bits are equal
-    single_rank = replay(command_server, run, "--set", "trainer.ranks=1", "--set", f"trainer.optimizer_steps={STEPS}")
+    replay(command_server, run, "--json")  # first with two ranks, then with one
+    single_rank = replay(command_server, run, "--set", "trainer.ranks=1")  # with one for all batches
     trained, replayed, first = (
         weight_tensors(load_model(Path(path))) for path in (run.folder / "model", single_rank, initial_model(run))
     )

@@ -64,7 +64,7 @@ class Buffer(BufferInputs):
         control = topic_input(CONTROL, start="earliest")
         earliest = topic_input(RELAY), topic_input(CURRICULUM, keys=(LEVEL_REPLY,)), control
         inputs = topic_input(EXPERIENCES, keys=("p", "i"), blocks=True), *earliest
-        pack = partial(pack_batches, budget=settings.micro_batch_tokens, ranks=1)
+        pack = partial(pack_batches, budget=settings.micro_batch_tokens, shares=1)
         self.shard = Shard(self.log, shard("experience", *inputs, ledger=("settled",)), step.restore, pack)
         self.shard.start()
 

@@ -48,7 +48,7 @@ def sampled_batch(
         experience(replace(one, response=_response(done[one.trajectory_id])), float(number % 2))
         for number, one in enumerate(members)
     ]
-    (parts,) = pack(0, read_members(Block.of(scored), 0, 0), np.zeros(len(scored), np.int64), budget=60, ranks=1)
+    (parts,) = pack(0, read_members(Block.of(scored), 0, 0), np.zeros(len(scored), np.int64), budget=60, shares=1)
     return [record for part in parts for record in part.records()]
 
 

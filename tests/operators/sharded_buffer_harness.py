@@ -34,7 +34,7 @@ def buffer_shards(log: Log, config: ExperienceConfig, partitions: int, ranks: in
                 index=index,
             ),
             MakeBatches(config, partitions, ranks, {"": levels}).restore,
-            partial(pack_batches, budget=config.micro_batch_tokens, ranks=ranks, shards=config.shards),
+            partial(pack_batches, budget=config.micro_batch_tokens, shares=ranks, shards=config.shards),
         )
         for index in range(config.shards)
     ]

@@ -67,7 +67,8 @@ LEFT_OUT = {
         *("weight_parts", "train_batches"),
     ),
     "what ranks and roles do together: kills test them": (
-        *("joint_actions", "rank_addresses", "rank_checks", "rank_training", "rendezvous", "train_follower", "replay"),
+        *("joint_actions", "rank_addresses", "rank_checks", "rank_layouts", "rank_training", "rendezvous"),
+        *("replay", "train_follower"),
     ),
     "not a part of a run's training": ("emulate_training", "imitation", "memory_plan", "warm_start"),
 }

@@ -132,7 +132,7 @@ FAULTS = (
     ),
     Fix(
         "a replay passes over what is no micro-batch",
-        "pipelines/cli/train.py",
+        "pipelines/inspect/replayed_training.py",
         (("if record.error is None and all(isinstance(row, MicroBatch) for row in record.rows):", "if True:"),),
         "tests/pipelines/cli/test_train_command.py::test_train_replay_reproduces_weights",
     ),

@@ -48,7 +48,7 @@ def _accuracy(reward: float) -> tuple[RewardComponent, ...]:
 
 
 def context(batch: int = 0, newest: int = 9, **changes: Any) -> BatchContext:
-    fields = {"wanted": 4, "ranks": 1, "seed": 0, "newest": version(newest), "now": 0.0, "held": 0}
+    fields = {"wanted": 4, "shares": 1, "seed": 0, "newest": version(newest), "now": 0.0, "held": 0}
     return BatchContext(batch=batch, **(fields | changes))
 
 
@@ -216,7 +216,7 @@ def test_pack_gives_empty_micro_batches_to_a_rank_without_work() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loads", "ranks", "expected"),
+    ("loads", "shares", "expected"),
     [
         ([], 2, []),
         ([5, 4, 3], 1, [0, 0, 0]),
@@ -225,5 +225,5 @@ def test_pack_gives_empty_micro_batches_to_a_rank_without_work() -> None:
         ([9, 1, 1, 1, 1], 2, [0, 1, 1, 0, 1]),
     ],
 )
-def test_deal_assigns_equally_many_loads_to_each_rank(loads: list[int], ranks: int, expected: list[int]) -> None:
-    assert deal(loads, ranks) == expected
+def test_deal_assigns_equally_many_loads_to_each_share(loads: list[int], shares: int, expected: list[int]) -> None:
+    assert deal(loads, shares) == expected

@@ -19,7 +19,7 @@ from schemas.topics import BATCHES, DEAD_LETTERS, METRICS
 def micro_batch() -> MicroBatch:
     asked = prompt(4, samples=2)
     rows = Block.of([experience(trajectory(asked, member), float(member)) for member in range(2)])
-    (parts,) = pack(0, read_members(rows, 0, 0), np.zeros(2, np.int64), budget=10**6, ranks=1)
+    (parts,) = pack(0, read_members(rows, 0, 0), np.zeros(2, np.int64), budget=10**6, shares=1)
     (record,) = parts[0].records()
     return record
 

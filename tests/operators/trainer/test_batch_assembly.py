@@ -54,7 +54,7 @@ def test_assembly_completes_a_batch_with_its_last_partition() -> None:
         (part(1, -1, 2), "part -1 of 2 of batch 1 is out of range"),
         (part(1, 2, 2), "part 2 of 2 of batch 1 is out of range"),
         (part(1, 1, 2), "part 1 of 2 of batch 1 continues no batch"),
-        (part(1, rank=1), "a part for rank 1 in a partition of rank 0"),
+        (part(1, rank=1), "a part of share 1 in a partition of share 0"),
     ],
 )
 def test_assembly_rejects_an_invalid_part_at_once(strange: MicroBatch, reason: str) -> None:

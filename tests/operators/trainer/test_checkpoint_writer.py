@@ -264,7 +264,7 @@ def test_checkpoint_of_other_partitions_is_rejected(tmp_path: Path, training: Ra
     position = TrainerPosition(PolicyVersion(1, 1), (3, 4), 8)
     write_checkpoint(tmp_path / "checkpoints", training.state(), position)
     with pytest.raises(
-        CannotTrain, match=r"1\.1 is of a run with 2 partitions .* trainer.ranks = 1 .* fixed for a run"
+        CannotTrain, match=r"1\.1 is of a run with 2 partitions .*ranks\) = 1 .* Set trainer\.batch_shares = 2; trainer"
     ):
         RankTraining(CONFIG, tmp_path / "model", tmp_path / "checkpoints", 2)
 

@@ -32,7 +32,7 @@ def _batch(number: int) -> list[MicroBatch]:
         experience(trajectory(one, member, tokens=1 + member), member / 4) for one in prompts for member in range(4)
     ]
     members = read_members(Block.of(rows), 0, 0)
-    (parts,) = pack(number, members, np.full(16, number % 3), budget=60, ranks=1)
+    (parts,) = pack(number, members, np.full(16, number % 3), budget=60, shares=1)
     return [record for part in parts for record in part.records()]
 
 

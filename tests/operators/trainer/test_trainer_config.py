@@ -46,6 +46,7 @@ WRONG: list[tuple[type, str, Any]] = [
     (LearnerConfig, "micro_batch_tokens", 0),
     (LearnerConfig, "logits_chunk_tokens", 0),
     (LearnerConfig, "reference_dtype", "float64"),
+    (TrainingConfig, "batch_shares", -1),
     (TrainingConfig, "shard_ranks", 2),
     (TrainingConfig, "shard_ranks", -1),
     (TrainingConfig, "collective_timeout_s", 0.0),
@@ -63,6 +64,27 @@ def test_config_rejects_share_device_of_several_ranks() -> None:
         ValueError, match=r"^learner\.share_device needs ranks = 1, not 2: set learner\.offload instead"
     ):
         TrainingConfig(learner=LearnerConfig(share_device=True), ranks=2)
+
+
+def test_config_rejects_fewer_shares_than_ranks() -> None:
+    with pytest.raises(ValueError, match=r"^batch_shares must be 0 or at least ranks \(4\), not 3"):
+        TrainingConfig(ranks=4, batch_shares=3)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shares", "shards", "expected"),
+    [
+        (1, 0, 2, [(0, 1)]),
+        (2, 0, 1, [(0,), (1,)]),
+        (2, 4, 1, [(0, 2), (1, 3)]),
+        (3, 4, 2, [(0, 1, 6, 7), (2, 3), (4, 5)]),
+        (1, 3, 1, [(0, 1, 2)]),
+    ],
+)
+def test_each_partition_has_one_rank(ranks: int, shares: int, shards: int, expected: list[tuple[int, ...]]) -> None:
+    config = TrainingConfig(ranks=ranks, batch_shares=shares)
+    assert [config.partitions_of(rank, shards) for rank in range(ranks)] == expected
+    assert config.shares == (shares or ranks)
 
 
 @pytest.mark.parametrize("field", ["learning_rate", "value_clip"])

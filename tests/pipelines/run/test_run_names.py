@@ -61,6 +61,13 @@ def test_resumed_run_rejects_other_settings() -> None:
         check_resumable(before, parse_config({"trainer": {"optimizer_steps": 3}}, "test"))
 
 
+def test_resumed_run_keeps_the_shares_of_its_batches() -> None:
+    before = parse_config({"trainer": {"ranks": 4}}, "test")
+    with pytest.raises(ConfigError, match=r"has 4 shares, .* at most 4: set trainer\.batch_shares = 4, too"):
+        check_resumable(before, parse_config({"trainer": {"ranks": 2}}, "test"))
+    check_resumable(before, parse_config({"trainer": {"ranks": 2, "batch_shares": 4, "shard_ranks": 1}}, "test"))
+
+
 BEFORE_RECORDS = {
     "autoscaling": "bounds that do not fit the inboxes",
     "deploy": "manifests",
@@ -75,12 +82,8 @@ BEFORE_RECORDS = {
     "rollout": "the memory of a machine, and how responses are drawn",
     "score.answer": "the trial",
     "score.rewards": "rewards that do not fit the prompts",
-    "trainer.context_ranks": "the memory of a machine",
     "trainer.device": "devices of a machine",
-    "trainer.gpus": "devices of a machine",
     "trainer.learner": "the memory of a machine",
-    "trainer.rank_0_host": "an address",
-    "trainer.ranks": "devices of a machine",
 }
 """Settings that only errors before the first record name, and what these are about."""
 ADVICE = re.compile(r"\b(?:raise|set|lower|change|with) ((?:[a-z0-9_]+\.)+[a-z0-9_]+)")
