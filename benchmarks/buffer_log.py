@@ -96,7 +96,7 @@ class InMemory:
         self._experiences = Experiences(tokens)
         config = ExperienceConfig(global_batch=global_batch)
         step = MakeBatches(config, 1)
-        self._pack = partial(pack_batches, budget=config.micro_batch_tokens, ranks=1)
+        self._pack = partial(pack_batches, budget=config.micro_batch_tokens, shares=1)
         self._buffer = step.restore(Restored("g", 1, (), {}, {}))
         self._offset = 0
 

@@ -67,7 +67,7 @@ class Levels:
         counted = Success(self._success.right + sum(correct), self._success.answered + len(correct))
         self._success = without_oldest({"": counted}, self._sampler.success_window)[""]
         state = BatchContext(
-            batch=0, wanted=0, ranks=1, seed=0, newest=None, now=0.0, held=0, success={"": self._success}
+            batch=0, wanted=0, shares=1, seed=0, newest=None, now=0.0, held=0, success={"": self._success}
         )
         level = min(max(self.level + self._sampler.level_request(state), 0), len(self._sources) - 1)
         if level != self.level:

@@ -118,7 +118,7 @@ def topic_input(topic: Topic, **how: Any) -> TopicInput:
 
 
 def partitions(topic: Topic) -> tuple[int, ...]:
-    counts = {"one": 1, "shards": PARTITIONS, "ranks": 1, "replicas": MAX_REPLICAS}
+    counts = {"one": 1, "shards": PARTITIONS, "batch shares": 1, "replicas": MAX_REPLICAS}
     return tuple(range(counts[topic.partitions]))
 
 
