@@ -8,6 +8,13 @@ THRESHOLDS = (50_000, 20, 50)
 """Allocations between two collections of generation 0, and collections between those of generations 1 and 2."""
 
 
+def collect_rarely() -> None:
+    """Run the collector less often. Call it before the imports: they free nothing, and took a sixth of their time for
+    collections (Beam, torch and transformers: 7.5 instead of 6.4 s).
+    """
+    gc.set_threshold(*THRESHOLDS)
+
+
 def reduce_gc_frequency() -> None:
     """Run the collector less often, and exclude all objects that exist now.
 
@@ -16,4 +23,4 @@ def reduce_gc_frequency() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*THRESHOLDS)
+    collect_rarely()

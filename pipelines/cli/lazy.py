@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from infra.runners.garbage_collection import reduce_gc_frequency
 from pipelines.cli.option_sets import Commands
 from schemas.hidden_modules import hide_modules
 
@@ -71,11 +70,7 @@ def lazy_group(commands: Mapping[str, CommandModule]) -> type[TyperGroup]:
 
 @contextmanager
 def light_imports() -> Iterator[None]:
-    """Block NumPy and pandas, unless they are loaded already, and share Kafka connections between the reads.
-
-    Garbage collection is rare, because during the imports it takes a tenth of the total.
-    """
-    reduce_gc_frequency()
+    """Block NumPy and pandas, unless they are loaded already, and share Kafka connections between the reads."""
     hide_modules(("numpy", "pandas"), "is not available in read-only commands")
     from infra.kafka.consumers import reuse_consumers
 

@@ -19,6 +19,7 @@ import typer
 from infra.escaping import escape_control_characters, escape_to_one_line, print_escaped
 from infra.files import keep_files_private
 from infra.quiet_libraries import quiet_libraries
+from infra.runners.garbage_collection import collect_rarely
 from infra.terminal import print_wrapped
 from pipelines import distribution
 from pipelines.cli.lazy import CommandModule, lazy_group, light_imports
@@ -109,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     read_only = own_process and command not in FULL_IMPORTS and not READ_ONLY.isdisjoint({group, command})
     try:
         if own_process:
+            collect_rarely()
             keep_files_private()
             quiet_libraries()
             sys.excepthook = _print_traceback

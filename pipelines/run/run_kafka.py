@@ -11,6 +11,7 @@ from typing import TypeVar
 from infra.files import describe_free_space, is_full
 from infra.kafka.admin import TopicError, admin_client, list_topics
 from infra.kafka.broker import Broker, BrokerConfig, BrokerDied, BrokerStartError
+from infra.kafka.broker_jars import JARS
 from infra.kafka.detached_broker import last_port
 from infra.kafka.readiness import (
     BrokerUnreachable,
@@ -73,6 +74,11 @@ class RunKafka:
         """Whether `start` starts a local broker."""
         given = self.config.bootstrap_servers or self.config.client_properties
         return not given or self._folder.is_dir()
+
+    @property
+    def fetches_broker(self) -> bool:
+        """Whether `start` fetches the jars of a local broker first."""
+        return self.starts_broker and not JARS.is_resolved()
 
     def start(self) -> None:
         """Return once Kafka answers; `config` then has its address. Raises BrokerStartError, BrokerUnreachable."""

@@ -186,10 +186,11 @@ class Supervisor:
     def _prepare(self) -> None:
         """Prepare what roles need: Kafka, topics, a model, and config.toml with their addresses.
 
-        A local broker is started after the check of the user's code; a cluster is connected to during this check.
+        Kafka is started, or connected to, while the check of the user's code loads its libraries; a local broker whose
+        jars must be fetched is started after the check, so that a mistake is shown before.
         """
         self._start_trial()
-        for prepare in [self._finish_trial, self._connect][:: 1 if self._kafka.starts_broker else -1]:
+        for prepare in [self._connect, self._finish_trial][:: -1 if self._kafka.fetches_broker else 1]:
             prepare()
         with self._stops.interruptible():
             make_topics(self.config, self.view.note)

@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 from infra.escaping import print_escaped
 from infra.quiet_libraries import quiet_libraries
-from infra.runners.garbage_collection import reduce_gc_frequency
+from infra.runners.garbage_collection import collect_rarely, reduce_gc_frequency
 from pipelines.roles import CANNOT_RUN, EMULATED, PIPELINES, WITH_MODEL
 from schemas.hidden_modules import hidden_modules
 
@@ -72,6 +72,7 @@ def main() -> None:
     os.close(devnull)
     for number in _STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the supervisor handles them and drains in order
+    collect_rarely()
     quiet_libraries()
     import_role_modules("".join(sys.argv[1:]))
     # Roles share these objects for ever: a collection of a role would copy 150 MB of them, and take half a second.

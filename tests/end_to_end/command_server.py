@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import pipelines.run.zygote_process
 from infra.quiet_libraries import quiet_libraries
-from infra.runners.garbage_collection import reduce_gc_frequency
+from infra.runners.garbage_collection import collect_rarely, reduce_gc_frequency
 from pipelines.cli.main import COMMANDS
 from pipelines.cli.main import main as laminar
 from pipelines.run.zygote import import_role_modules
@@ -101,6 +101,7 @@ def exit_code(pid: int) -> int | None:
 
 def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    collect_rarely()
     quiet_libraries()
     import_role_modules(sys.argv[1])
     for module in (*(command.module for command in COMMANDS.values()), "pipelines.run.local"):

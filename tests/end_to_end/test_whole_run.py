@@ -120,7 +120,7 @@ def test_run_reaches_its_goal_and_passes_the_audit(ended: LaminarRun) -> None:
     assert (audit["lost"], audit["trained_twice"]) == (0, 0)
     state = ended.state()
     assert (state["phase"], state["error"], state["goal"]) == ("ended", None, {"optimizer_steps": STEPS})
-    before = ["starting", "checks", "broker", "warm start"]
+    before = ["starting", "broker", "checks", "warm start"]
     assert list(state["phases"]) == [*before, "training", "final evaluation", "draining", "audit"]
     assert not any(role["restarts"] or role["alive"] for role in state["roles"].values())
 

@@ -31,7 +31,7 @@ from pipelines.inspect.run_state.pace import BatchPace, Beat, WholeRun, newest
 from schemas.records import Metric, PolicyVersion, RelayArrival, RelayStatus, ReplicaStatus, StageStatus, WeightVersion
 from schemas.topics import BATCHES, OF_WORK, PAUSE, PROMPTS, STEP_COUNTERS
 
-FIRST_PHASES = ("checks", "broker")
+FIRST_PHASES = ("broker", "checks")
 """The phases in which a run starts, and starts again when it is resumed; a local broker starts after the checks."""
 
 AT_END = ("ended", "failed", "stopped", "died")
