@@ -15,7 +15,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 READ_BYTES = 1 << 20
@@ -157,6 +157,14 @@ def request_metadata_at_once(consumer: Any) -> None:
     consumer._cluster._last_refresh_ms = 0
 
 
+def request_metadata_every(consumer: Any, ms: int) -> None:
+    """Let `consumer` request topic metadata as often as every `ms` milliseconds, if it needs others.
+
+    kafka-python waits 100 ms between two requests, also after a successful one, whatever its `retry_backoff_ms`.
+    """
+    consumer._cluster.config["retry_backoff_ms"] = ms
+
+
 def read_fetched_with(consumer: Any, partition_records: type) -> None:
     """Let `consumer` read what it has fetched of a partition by this class, of `Fetcher.PartitionRecords`."""
     consumer._fetcher.PartitionRecords = partition_records
@@ -199,6 +207,17 @@ class ProducerParts(NamedTuple):
         before: Callable[[Any], None] = self.transactions._enqueue_request
         self.transactions._enqueue_request = enqueue
         return before
+
+    def request_metadata(self, topics: Iterable[str]) -> None:
+        """Request the metadata of `topics` that the producer lacks, at once. Does not wait.
+
+        kafka-python requests it when the first record of a topic is sent, and 100 ms after its last request.
+        """
+        cluster = self.sender._metadata
+        if missing := {topic for topic in topics if cluster.partitions_for_topic(topic) is None}:
+            cluster._last_refresh_ms = 0
+            for topic in missing:
+                self.sender.add_topic(topic)
 
     def connections(self) -> dict[Any, Any]:
         """The present connection to each node."""

@@ -16,6 +16,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError
 
 from infra.kafka.admin import admin_client, committed_offsets
+from infra.kafka.client_patches import request_metadata_at_once
 from infra.kafka.note import uncommitted_consumer
 from infra.kafka.open_transactions import check_own_transactions, describe_blocking_transactions, end_own_transactions
 from infra.kafka.properties import ClientProperties
@@ -116,7 +117,7 @@ class KafkaClients:
 
     def consumer(self) -> KafkaConsumer:
         # Without a group: in a group each poll checks the coordinator in another thread, half the cost of a poll.
-        return KafkaConsumer(
+        consumer = KafkaConsumer(
             **RECONNECT
             | self._client.consumer(
                 group_id=None,
@@ -128,6 +129,8 @@ class KafkaClients:
                 metrics_enabled=False,
             )
         )
+        request_metadata_at_once(consumer)
+        return consumer
 
     def observer(self) -> KafkaConsumer:
         return uncommitted_consumer(self._client)

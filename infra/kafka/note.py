@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaTimeoutError, UnknownTopicOrPartitionError
 
+from infra.kafka.client_patches import request_metadata_every
 from infra.kafka.properties import ClientProperties
 from infra.kafka.record_batches import Marker, RecordBatch, known_partitions, poll_batches_and_markers
 from infra.kafka.session_config import Partition
@@ -96,6 +97,9 @@ def place_of(name: str) -> Partition:
 
 
 POLL_MS = 100
+METADATA_MS = 5
+"""Least time between two requests of metadata of a client that is soon closed: kafka-python waits 100 ms, also after a
+successful one for other topics."""
 MAX_IDLE_POLLS = 300
 """Maximum consecutive empty polls before the end."""
 
@@ -113,6 +117,7 @@ def uncommitted_consumer(client: ClientProperties) -> KafkaConsumer:
         )
     )
     poll_batches_and_markers(consumer)
+    request_metadata_every(consumer, METADATA_MS)
     return consumer
 
 

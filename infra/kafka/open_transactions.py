@@ -18,17 +18,26 @@ from typing import Any
 
 from kafka import TopicPartition
 from kafka.admin import AbortTransactionSpec, TransactionState
-from kafka.errors import AuthorizationError, KafkaError, KafkaTimeoutError, UnsupportedVersionError
+from kafka.errors import (
+    AuthorizationError,
+    KafkaError,
+    KafkaTimeoutError,
+    NotLeaderForPartitionError,
+    UnsupportedVersionError,
+)
 
 from infra.kafka.admin import admin_client
 from infra.kafka.client_patches import write_commit_marker
 from infra.kafka.properties import ClientProperties
+from infra.kafka.readiness import retry_transient
 from infra.kafka.session_config import Partition
 from infra.kafka.transaction_log import DamagedTransactionLog, LoggedProducer, logged_producers
 from schemas.topics import run_of
 
 ENDING = (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT, TransactionState.PREPARE_EPOCH_FENCE)
 _UNDER_WAY = (*ENDING, TransactionState.ONGOING)
+LEADERS_S = 10.0
+"""How long the leaders of partitions may be unknown: topics are new, or a broker has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +245,9 @@ def _open_places(
 ) -> list[TopicPartition]:
     try:
         with admin_client(client) as admin:
-            states = admin.describe_producers(places) if places else {}
+            states = retry_transient(
+                lambda: admin.describe_producers(places) if places else {}, NotLeaderForPartitionError, LEADERS_S
+            )
     except (AuthorizationError, UnsupportedVersionError) as error:
         log.debug("%s: open transactions are not checked: %r", group, error)
         return []

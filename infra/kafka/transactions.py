@@ -58,6 +58,8 @@ class TransactionalProducer(KafkaProducer):
         """Begin a transaction that writes to `partitions`, among others. Raises KafkaError."""
         self.begin_transaction()
         self._deadline = time.monotonic() + self._bound_s
+        partitions = list(partitions)
+        self._parts.request_metadata(partition.topic for partition in partitions)
         for partition in partitions:
             self._parts.transactions.maybe_add_partition_to_transaction(partition)
 

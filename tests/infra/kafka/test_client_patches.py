@@ -5,17 +5,26 @@ from __future__ import annotations
 import asyncio
 import pkgutil
 import socket
+import time
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from kafka.cluster import ClusterMetadata
 from kafka.errors import KafkaConnectionError
 from kafka.net.inet import KafkaNetSocket
 from kafka.net.transport import KafkaTCPTransport
 
-from infra.kafka.client_patches import END_VERSION, FIRST_VERSION, UnsupportedClient, patch_clients
+from infra.kafka.client_patches import (
+    END_VERSION,
+    FIRST_VERSION,
+    UnsupportedClient,
+    patch_clients,
+    request_metadata_at_once,
+    request_metadata_every,
+)
 
 
 @pytest.mark.parametrize("version", ["2.3.0", "3.0.11", "3.1.0", "4.0", "unknown"])
@@ -51,11 +60,24 @@ def test_supported_versions_are_those_of_the_package() -> None:
         ("kafka.admin:KafkaAdminClient", ("_abort_transaction_request", "_abort_transaction_process_response")),
         ("kafka.admin:KafkaAdminClient", ("_async_get_leader_for_partitions",)),
         ("kafka.record.default_records:DefaultRecordBatch", ("_maybe_uncompress",)),
-        ("kafka.producer.sender:Sender", ("force_close",)),
+        ("kafka.producer.sender:Sender", ("force_close", "add_topic")),
+        ("kafka.cluster:ClusterMetadata", ("ttl", "request_update", "partitions_for_topic")),
     ],
 )
 def test_client_has_the_private_names_that_are_used(owner: str, names: tuple[str, ...]) -> None:
     assert [name for name in names if not hasattr(pkgutil.resolve_name(owner), name)] == []
+
+
+def test_metadata_is_requested_without_a_pause_after_the_last() -> None:
+    """The pause is there after any request, also a successful one: see whether kafka-python still has it so."""
+    cluster = ClusterMetadata(bootstrap_servers=["127.0.0.1:9"])
+    consumer = SimpleNamespace(_cluster=cluster)
+    cluster._need_update, cluster._last_refresh_ms = True, time.monotonic() * 1000
+    assert 50 < cluster.ttl() <= 100
+    request_metadata_every(consumer, 5)
+    assert cluster.ttl() <= 5
+    request_metadata_at_once(consumer)
+    assert cluster.ttl() == 0
 
 
 def test_recv_reads_all_bytes_before_disconnect() -> None:

@@ -19,6 +19,20 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.transactions import TransactionalProducer
 
 
+def test_transaction_asks_for_its_topics_when_it_begins(broker: Broker, run_id: str) -> None:
+    client, topic = ClientProperties.at(broker.bootstrap_servers), f"{run_id}.new"
+    with admin_client(client) as admin:
+        create_topics(admin, [TopicSpec(topic, 1)])
+    producer = KafkaClients(client).producer(run_id, 20.0)
+    producer.init_transactions()
+    producer.begin([TopicPartition(topic, 0)])
+    deadline = time.monotonic() + 20
+    while not producer._metadata.partitions_for_topic(topic):  # no record is sent
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    producer.close(timeout=1)
+
+
 @pytest.mark.parametrize("lost", ["begin_commit", "send_offsets_to_transaction"])
 def test_transaction_times_out_on_lost_response(broker: Broker, run_id: str, lost: str) -> None:
     client = ClientProperties.at(broker.bootstrap_servers)
