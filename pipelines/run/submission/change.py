@@ -33,6 +33,7 @@ class SettingsChange:
             and {role.pipeline for role in each.roles(self._after[each.file])} & _readers(self._changed(each))
         ]
         self._refuse_single_shards()
+        self._refuse_absent_ranks()
         self._refuse_in_foreground()
 
     def _changed(self, submission: Submission) -> list[str]:
@@ -45,6 +46,14 @@ class SettingsChange:
                 f"score.shards cannot change, as shards were submitted one by one ({', '.join(alone)}): end each with "
                 "`laminar runs stop --role`, then submit score without --index"
             )
+
+    def _refuse_absent_ranks(self) -> None:
+        for each in self.submitted:
+            ranks, name = self._after[each.file].trainer.ranks, each.role.name
+            if each.pipeline == "trainer" and each.state != "removed" and each.index >= ranks:
+                raise ConfigError(
+                    f"{name} does not exist with trainer.ranks = {ranks}: end it with `laminar runs stop --role {name}`"
+                )
 
     def _refuse_in_foreground(self) -> None:
         config, own = next(iter(self._after.values())), {each.worker for each in self.submitted}

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,19 @@ def test_resume_changes_a_setting_of_the_roles_that_read_it(
     code, text, error = laminar("resume", "--accept-changes", "--set", "rollout.step_timeout_s=99", "--timeout", "0")
     assert (code, "still ending: rollout-0 (`" in text) == (1, True), error
     os.kill(pids["rollout"], signal.SIGCONT)
+
+
+def test_resume_names_ranks_that_its_new_number_lacks(folder: Path, laminar: Laminar) -> None:
+    roles = [submitted(folder, "trainer", index=index) for index in range(2)]
+    for role in roles:
+        save_config(load_config(role.config, ["trainer.ranks=2"]), role.config)
+    change = ("resume", "--set", "trainer.ranks=1", "--set", "trainer.batch_shares=2")
+    code, _, error = laminar(*change)
+    assert code == 1
+    assert "trainer-1 does not exist with trainer.ranks = 1: end it with `laminar runs stop --role trainer-1`" in error
+    replace(roles[1], state="removed").write()
+    code, _, error = laminar(*change)
+    assert "/nowhere" in error  # the model of this test: the change itself is accepted
 
 
 def test_resume_changes_no_settings_of_roles_in_the_foreground(folder: Path, laminar: Laminar) -> None:
