@@ -184,11 +184,11 @@ class _NoteRecord(NamedTuple):
 def _note_records(batch: RecordBatch, topic: str) -> Iterator[_NoteRecord]:
     """The notes in a batch; none in one that was written without a transaction, because shards write in transactions.
 
-    Such a batch is of another program.
+    Such a batch is of another program. An empty record is no note: a start aborts one, whose marker may come later.
     """
     if batch.transactional:
         for offset, key, value, headers in zip(batch.offsets, batch.keys, batch.values, batch.headers, strict=True):
-            if value is not None:
+            if value:
                 where = f"offset {offset} of partition {batch.partition} of {topic}"
                 yield _NoteRecord((key or b"").decode(errors="replace"), value, headers, where)
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,6 +71,20 @@ def test_session_ignores_the_note_of_an_aborted_transaction(config: SessionConfi
     second = opened(config)
     assert second.note.state == {"mark": "x" * 3000}
     assert second.positions() == {source(config): 1}
+
+
+def test_start_needs_no_end_of_its_own_aborted_record(config: SessionConfig, opened: Open) -> None:
+    first = opened(config)
+    first.commit([], {source(config): 0}, {}, {"mark": 1})
+    for value, decided in ((b"", True), (b"a note", False)):
+        first._producer.begin([TopicPartition(*config.restore)])
+        first._producer.send(config.restore.topic, value, config.group.encode(), [], 0)
+        first._producer.flush()
+        with nullcontext() if decided else pytest.raises(SessionLost, match="neither committed nor aborted"):
+            note = first._last_note()
+            assert note is not None
+            assert note.state == {"mark": 1}
+        first._producer.abort_transaction()
 
 
 def test_session_ignores_notes_written_without_a_transaction(config: SessionConfig, opened: Open) -> None:
