@@ -97,10 +97,8 @@ class Replay:
         A collective: every rank must call it.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        state, offsets = (
-            self._learner.state(),
-            gather_offsets(self._ranks, list(self._starts), list(self._starts.values())),
-        )
+        state = self._learner.state()
+        offsets = gather_offsets(self._ranks, list(self._starts), list(self._starts.values()))
         position = TrainerPosition(PolicyVersion(0, self._batches_taken), offsets, 0)
         files = gather_files(self._ranks, write_rank_file(folder, state, self._ranks))
         if self._ranks.rank == 0:
@@ -123,7 +121,7 @@ class Replay:
     def _complete_batches(
         self, assembly: BatchAssembly, parts: Iterable[tuple[MicroBatch, int, int]]
     ) -> Iterator[WholeBatch]:
-        starts = self._starts
+        starts = self._starts  # where reading begins: each batch moves them
         yield from assembly.take()
         for part, partition, offset in parts:
             if offset >= starts.get(partition, offset + 1):

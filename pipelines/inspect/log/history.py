@@ -131,7 +131,10 @@ def history_of(client: ClientProperties, run: str, key: TrajectoryKey) -> Iterat
 
 
 def _between(begin_ms: int | None, end_ms: int | None = None) -> OffsetSpan:
-    """What was written from `begin_ms` to `end_ms` (Unix milliseconds; None: all), with slack for wrong clocks."""
+    """The offsets of the records from `begin_ms` to `end_ms` (Unix milliseconds; None: no limit).
+
+    They include those of some time before and after, because the clocks of machines differ.
+    """
     begin = Edge("beginning", 0) if begin_ms is None else Edge("time", begin_ms - SLACK_MS)
     return OffsetSpan(begin, None if end_ms is None else Edge("time", end_ms + SLACK_MS))
 
