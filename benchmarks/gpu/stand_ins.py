@@ -1,4 +1,4 @@
-"""Stand-ins for three small packages that the weight store needs, for machines with only torch and transformers.
+"""Stand-ins for small packages that settings and the weight store need, for machines with only torch and transformers.
 
 Checksums then have other values, and their speed is another; both are outside of what this benchmark measures.
 """
@@ -10,6 +10,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import make_dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -81,7 +82,16 @@ def _process(pid: int | None = None) -> SimpleNamespace:
     return SimpleNamespace(create_time=lambda: started)
 
 
+def _annotated_types() -> ModuleType:
+    """Its marks of bounds and conditions, each with one field."""
+    fields = {"Ge": "ge", "Gt": "gt", "Le": "le", "Lt": "lt", "Predicate": "func"}
+    return _module(
+        "annotated_types", **{name: make_dataclass(name, [field], frozen=True) for name, field in fields.items()}
+    )
+
+
 _MAKERS: dict[str, Callable[[], ModuleType]] = {
+    "annotated_types": _annotated_types,
     "blake3": lambda: _module("blake3", blake3=_Hash),
     "crc32c": lambda: _module("crc32c", crc32c=_crc),
     "psutil": _psutil,

@@ -24,6 +24,7 @@ from benchmarks.gpu.parts import PARTS, Outcome, write_result
 from benchmarks.gpu.settings import GIB, SHAPES, settings_for
 
 SETTINGS = settings_for("cpu", 0)
+STAND_INS = ["annotated_types", "blake3", "crc32c", "psutil"]
 _NAME = re.compile(r"[^\w.-]")
 
 
@@ -43,7 +44,7 @@ def test_gpu_check_needs_only_torch_and_transformers(tmp_path: Path) -> None:
     done = run_check(results=results)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(results.read_text("utf-8"))
-    assert found["device"]["stand-ins"] == ["blake3", "crc32c", "psutil"]
+    assert found["device"]["stand-ins"] == STAND_INS
     assert list(found["parts"]) == [part.name for part in PARTS]
     for name, outcome in found["parts"].items():
         figures = [figure_of(entry) for entry in outcome["figures"]]
@@ -108,9 +109,9 @@ def test_gpu_check_reports_a_part_whose_process_is_killed(tmp_path: Path, monkey
 def test_stand_ins_replace_only_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stand_ins.install_missing() == []
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for name in ("blake3", "crc32c", "psutil"):
+    for name in STAND_INS:
         monkeypatch.setitem(sys.modules, name, sys.modules.get(name))
-    assert stand_ins.install_missing() == ["blake3", "crc32c", "psutil"]
+    assert stand_ins.install_missing() == STAND_INS
     import blake3
     import crc32c
     import psutil
@@ -160,7 +161,7 @@ def _kills_itself(*_: object) -> None:
 
 def other_packages() -> list[str]:
     """The installed packages that neither torch nor transformers needs, by the names under which they are imported."""
-    needed, todo = {"laminar-rl"}, ["torch", "transformers"]
+    needed, todo = {"laminar-rl", "typer"}, ["torch", "transformers"]  # typer is needed by their commands alone
     while todo:
         name = _canonical(todo.pop())
         if name not in needed:
