@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from benchmarks.engine_sides import completions
 from benchmarks.engine_weights import load_version
@@ -20,14 +21,15 @@ from benchmarks.gpu.engine import PROMPT, dtype_of, open_engine, root_of_two
 from benchmarks.gpu.figures import Figure, peak_bytes, synchronize
 from benchmarks.gpu.learner import learner_config
 from benchmarks.gpu.settings import GIB, Settings
-from benchmarks.gpu.weights import Written
 from benchmarks.stores import publish, temporary_store
 from infra.models.dtypes import tensor_specs
 from infra.store.publisher import Publisher
 from infra.store.weight_store import WeightStore
 from operators.rollout.engine import Request
 from operators.rollout.transformers_engine import TransformersEngine
+from operators.trainer.joint_actions import JointActions
 from operators.trainer.learner import Learner
+from operators.trainer.rendezvous import Rendezvous
 from schemas.identity import trajectory_id
 from schemas.records import MicroBatch, PolicyVersion, Sampling
 
@@ -45,12 +47,13 @@ def cycle(settings: Settings, model: Path) -> list[Figure]:
     marks: list[list[float]] = []
     rewards, mismatches = [], []
     specs = tensor_specs(weights.specs())
+    joint = JointActions(Rendezvous(), torch.device(settings.device), weights, learner.weights())
     with (
         temporary_store(root_of_two(model)) as store,
         closing(Publisher(store, lambda _: None, specs)) as publisher,
     ):
         version = PolicyVersion(1, 0)
-        _load(engine, store, publisher, weights, version)  # the learner's weights, rounded as later ones
+        _load(engine, store, publisher, joint, version)  # the learner's weights, rounded as later ones
         for number in range(settings.rounds):
             times = [_now(settings)]
             batch, reward = _generate(engine, settings, version, good)
@@ -58,7 +61,7 @@ def cycle(settings: Settings, model: Path) -> list[Figure]:
             metrics = learner.update([batch])
             times.append(_now(settings))
             version = PolicyVersion(1, number + 1)
-            _load(engine, store, publisher, weights, version)
+            _load(engine, store, publisher, joint, version)
             times.append(_now(settings))
             marks.append(times)
             rewards.append(reward)
@@ -94,10 +97,10 @@ def _generate(
 
 
 def _load(
-    engine: TransformersEngine, store: WeightStore, publisher: Publisher, weights: object, version: PolicyVersion
+    engine: TransformersEngine, store: WeightStore, publisher: Publisher, joint: JointActions, version: PolicyVersion
 ) -> None:
-    """Publish `weights` as `version`, and load it into `engine`."""
-    publish(publisher, Written(weights), version)  # type: ignore[arg-type]
+    """Publish the weights of `joint` as `version`, and load it into `engine`."""
+    publish(publisher, joint, version)
     publisher.flush()
     load_version(engine, store, version)
 

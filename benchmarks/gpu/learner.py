@@ -21,6 +21,7 @@ from operators.trainer.config import LearnerConfig, Precision
 from operators.trainer.learner import Learner
 from operators.trainer.memory_plan import plan_memory, shape_of
 from operators.trainer.ranks import ALONE, Ranks
+from operators.trainer.token_scores import has_kernels
 
 FLOAT32_SHARE = 4
 """Float32 trains one sequence of so many: it is many times slower."""
@@ -42,6 +43,13 @@ def learner_sdpa(settings: Settings, model: Path) -> list[Figure]:
 def learner_float32(settings: Settings, model: Path) -> list[Figure]:
     """An update in float32."""
     return _update(settings, model, "float32")
+
+
+def learner_compiled(settings: Settings, model: Path) -> list[Figure]:
+    """An update with bfloat16 activations and compiled layers."""
+    if settings.device == "cpu":
+        return [Figure("trained", math.nan, "", note="compiled on a GPU only: it takes a minute")]
+    return _update(settings, model, "bfloat16", compile=True)
 
 
 def learner_checkpointing(settings: Settings, model: Path) -> list[Figure]:
@@ -117,7 +125,8 @@ def _update(
     if names_attention:
         with _AttentionKernels() as kernels:
             learner.update([part])
-        note = ", ".join(sorted(kernels.names)) or "attention without a fused kernel"
+        scored = "kernels" if has_kernels(torch.device(settings.device)) else "torch"
+        note = f"{', '.join(sorted(kernels.names)) or 'attention without a fused kernel'}; scores by {scored}"
     figures = [Figure("trained", len(part.trajectory_ids) * settings.length / took, "tokens/s", note=note)]
     if peak:
         figures += [

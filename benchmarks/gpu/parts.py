@@ -36,6 +36,7 @@ PARTS = (
     Part("publication", "weights", "publication", 90),
     Part("load", "weights", "load", 90),
     Part("cycle", "cycle", "cycle", 90),
+    Part("learner, compiled", "learner", "learner_compiled", 90),
     Part("plain loop, bfloat16", "learner", "plain_bfloat16", 60),
     Part("learner, sdpa", "learner", "learner_sdpa", 60),
     Part("engine, eager", "engine", "eager", 60),

@@ -98,4 +98,7 @@ def read_part(read: Callable[[memoryview], None], target: Tensor, dtype: torch.d
     """
     source = torch.empty(target.numel(), dtype=dtype, pin_memory=True)
     read(source.view(torch.uint8).numpy().data)
-    target.copy_(source.view(target.shape).to(target.device, non_blocking=True), non_blocking=True)
+    arriving = source.view(target.shape)
+    if dtype != target.dtype:
+        arriving = arriving.to(target.device, non_blocking=True)  # rounded there
+    target.copy_(arriving, non_blocking=True)

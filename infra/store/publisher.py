@@ -1,6 +1,7 @@
-"""Publisher: the trainer's side of the relay tier. The trainer waits for one copy; the rest runs in a thread.
+"""Publisher: the trainer's side of the relay tier. The trainer waits for one copy at most; the rest runs in a thread.
 
-`publish` copies the tensors into the store's memory and returns. The thread then hashes and seals the version,
+`publish` copies the tensors into the store's memory and returns; those that write themselves may be written meanwhile.
+The thread then hashes and seals the version,
 publishes the manifest to the relay topic, evicts old versions, and reserves memory for the next version. At most one
 version is pending: a publish before it is complete may be skipped, and its batches go into the next manifest.
 """
@@ -43,12 +44,18 @@ class Tensors(Protocol):
 
 @runtime_checkable
 class TensorWriter(Protocol):
-    """Tensors by name that write themselves, such as those of which several processes hold parts."""
+    """Tensors by name that write themselves, such as those of which several processes hold parts.
+
+    They change only once they are written.
+    """
 
     def keys(self) -> Set[str]: ...
 
-    def write_to(self, file: Path, views: Mapping[str, np.ndarray]) -> None:
-        """Write every tensor into `file`, which this process maps: `views` are its bytes of each, uint8[bytes]."""
+    def write_to(self, file: Path, views: Mapping[str, np.ndarray]) -> Callable[[], None]:
+        """Begin to write every tensor into `file`, which this process maps: `views` are its bytes of each, uint8[bytes].
+
+        The returned call, in any thread, waits until all are written, and raises what that raised.
+        """
 
 
 Announce = Callable[[WeightVersion], None]
@@ -129,7 +136,7 @@ class Publisher:
         final: bool = False,
         wait_for_previous: bool = False,
     ) -> bool:
-        """Copy `tensors` and publish them as `version` in the background; they may change as soon as this returns.
+        """Copy `tensors` and publish them as `version` in the background; arrays may change as soon as this returns.
 
         `batches` are those consumed since the last call, whatever its result; `untrained` are those of them of which
         nothing was trained; the others are fields of WeightVersion. Returns False if it is skipped because the previous
@@ -155,7 +162,7 @@ class Publisher:
         self._check(tensors)
         arriving = self._start_version(version)
         try:
-            self._fill(arriving, tensors)
+            wait_until_written = self._fill(arriving, tensors)
         except BaseException:
             arriving.abort()
             raise
@@ -175,7 +182,7 @@ class Publisher:
             created_at=self._wall_ms(),
             untrained_batches=tuple(batch for batch, trained in self._unannounced.items() if not trained),
         )
-        self._pending = self._executor.submit(self._seal_and_announce, arriving, manifest)
+        self._pending = self._executor.submit(self._seal_and_announce, arriving, manifest, wait_until_written)
         return True
 
     def restore_version(self, tensors: Tensors | TensorWriter, manifest: WeightVersion) -> bool:
@@ -190,7 +197,7 @@ class Publisher:
             return False
         self._check(tensors)
         with self._start_version(manifest.version) as arriving:
-            self._fill(arriving, tensors)
+            self._fill(arriving, tensors)()
             arriving.seal(manifest.blake3)
         return True
 
@@ -235,21 +242,29 @@ class Publisher:
                 raise
             return self._store.begin(version, self._layout.size)
 
-    def _fill(self, arriving: IncomingVersion, tensors: Tensors | TensorWriter) -> None:
+    def _fill(self, arriving: IncomingVersion, tensors: Tensors | TensorWriter) -> Callable[[], None]:
+        """Write `tensors`; those that write themselves are written once the returned call has returned."""
         arriving.view[: len(self._layout.header)] = self._layout.header
         views = self._layout.tensor_views(arriving.view)
         if isinstance(tensors, TensorWriter):
-            tensors.write_to(arriving.path, views)
-            return
+            return tensors.write_to(arriving.path, views)
         for name, tensor in tensors.items():
             target = views[name]
             try:
                 self._copy(target, tensor)
             except (ValueError, TypeError, RuntimeError) as error:
                 raise ValueError(f"tensor {name!r} does not fit into {target.nbytes} bytes: {error}") from error
+        return lambda: None
 
-    def _seal_and_announce(self, arriving: IncomingVersion, manifest: WeightVersion) -> WeightVersion:
+    def _seal_and_announce(
+        self, arriving: IncomingVersion, manifest: WeightVersion, wait_until_written: Callable[[], None]
+    ) -> WeightVersion:
         """All steps after the copy; runs in the publisher's thread."""
+        try:
+            wait_until_written()
+        except BaseException:
+            arriving.abort()
+            raise
         checks = chunk_checksums(arriving.view, self._chunk_bytes)
         sealed = replace(manifest, blake3=arriving.seal().blake3, chunk_bytes=self._chunk_bytes, chunk_checksums=checks)
         self._sealed = replace(sealed, delta=self._delta(self._sealed, sealed))

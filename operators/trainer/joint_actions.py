@@ -10,7 +10,9 @@ point, so all have the same version and can write a checkpoint of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, KeysView, Mapping
+import time
+from collections.abc import Callable, Iterator, KeysView, Mapping
+from contextlib import ExitStack
 from enum import IntEnum
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,9 +22,10 @@ import torch
 from torch import Tensor
 
 from infra.store.layout import Layout
+from operators.trainer.background_writer import BackgroundWriter, Write
 from operators.trainer.learner_contract import FullWeights
 from operators.trainer.rendezvous import Rendezvous, watch_ranks
-from operators.trainer.version_file import describe_file, layout_of, open_file, write_parts
+from operators.trainer.version_file import describe_file, layout_of, open_file, ranks_without_file, write_parts
 from operators.trainer.weight_parts import WeightPart
 
 _COUNTER, _STOPS = "joint actions", "stops"
@@ -47,14 +50,16 @@ class JointActions:
     """The joint actions of one rank of `rendezvous`: write `rounded` weights, for rollouts, or gather `full` ones.
 
     The weights are on `device`. For the publisher they are tensors that write themselves (`TensorWriter`). With a
-    single rank nothing is exchanged. All methods but `stop` raise RanksStop if another rank stops.
+    single rank nothing is exchanged. All methods that join raise RanksStop if another rank stops.
     """
 
     def __init__(self, rendezvous: Rendezvous, device: torch.device, rounded: FullWeights, full: FullWeights) -> None:
         self._rendezvous, self._store, self._ranks = rendezvous, rendezvous.store, rendezvous.ranks
         self._device = device
         self.rounded, self.full = rounded, full
-        self._joined = 0
+        self._writer = BackgroundWriter(rendezvous, device)
+        self._waited = 0.0
+        self._taken = 0
         """Actions of rank 0 that this rank has taken part in."""
         self._undecided = False
         """Whether the others wait, after a batch, for rank 0 to publish or not."""
@@ -78,9 +83,10 @@ class JointActions:
 
     def while_idle(self) -> None:
         """Join an action that rank 0 wants now, or a stop. Ranks call it while they have no batch."""
+        self._writer.check()
         if self._store is None:
             return
-        wanted = self._ranks.rank and self._store.add(_COUNTER, 0) > self._joined
+        wanted = self._ranks.rank and self._store.add(_COUNTER, 0) > self._taken
         if wanted or self._store.add(_STOPS, 0):
             self._join(self._exchange(_Action.NOTHING))
 
@@ -95,13 +101,32 @@ class JointActions:
         """The names of the weights."""
         return self.rounded.specs().keys()
 
-    def write_to(self, file: Path, views: Mapping[str, np.ndarray]) -> None:
-        """Write all ranks' rounded weights into `file`, whose bytes of each tensor are `views`. Rank 0 calls it."""
+    def write_to(self, file: Path, views: Mapping[str, np.ndarray]) -> Callable[[], None]:
+        """Begin to write all ranks' rounded weights into `file`, whose bytes of each tensor are `views`. Rank 0 calls it.
+
+        The returned call, in any thread, waits until all is written. Raises RankLost if another rank has ended, and what
+        writing raised.
+        """
         if self._store is not None:
             self._rendezvous.post(_FILE, describe_file(file))
         self._begin(_Action.WRITE)
-        with watch_ranks(self._rendezvous, self._device):
-            write_parts(self.rounded, self._ranks, lambda part: part.write(views))
+        self._write(partial(WeightPart.write, views=views), ExitStack())
+        return partial(self._writer.wait_for_all, self._taken)
+
+    def wait_until_written(self) -> None:
+        """Wait until this rank's weights may change. Raises what writing them raised."""
+        began = time.perf_counter()
+        self._writer.wait()
+        self._waited += time.perf_counter() - began
+
+    def take_waited(self) -> float:
+        """Seconds of `wait_until_written` since the last call."""
+        waited, self._waited = self._waited, 0.0
+        return waited
+
+    def close(self) -> None:
+        """Finish this rank's part of what is being written, and wait for no other rank."""
+        self._writer.close()
 
     def gather(self) -> Iterator[tuple[str, Tensor]]:
         """Gather the full weights, one tensor at a time, on rank 0, which calls it."""
@@ -119,6 +144,7 @@ class JointActions:
         """Begin `action` on rank 0, and call the others to it."""
         if self._store is not None:
             self._store.add(_COUNTER, 1)
+        self._taken += 1
         self._undecided = False
         self._raise_if_stopped(self._exchange(action))
 
@@ -127,16 +153,31 @@ class JointActions:
         self._raise_if_stopped(action)
         if action not in (_Action.WRITE, _Action.GATHER):
             return False
-        self._joined += 1
-        with watch_ranks(self._rendezvous, self._device):
-            if action == _Action.GATHER:
+        self._taken += 1
+        if action == _Action.GATHER:
+            with watch_ranks(self._rendezvous, self._device):
                 for _ in self.full.items():
                     pass
-                return True
-            with open_file(self._rendezvous.posted(_FILE) or "", self._layout) as file:
-                write = None if file is None else partial(WeightPart.write_to_file, file=file, places=self._places)
-                write_parts(self.rounded, self._ranks, write)
+            return True
+        with ExitStack() as opened:
+            file = opened.enter_context(open_file(self._rendezvous.posted(_FILE) or "", self._layout))
+            write = None if file is None else partial(WeightPart.write_to_file, file=file, places=self._places)
+            self._write(write, opened.pop_all())
         return True
+
+    def _write(self, write: Write | None, opened: ExitStack) -> None:
+        """Write the parts of all ranks, in the background if each has the file and its parts at hand; then `opened` is
+        closed."""
+        self._writer.wait()
+        with watch_ranks(self._rendezvous, self._device):
+            remote = ranks_without_file(self._ranks, write)
+            if not remote and self.rounded.at_hand:
+                assert write is not None
+                self._writer.begin(list(self.rounded.parts()), write, self._taken, opened.close)
+                return
+            with opened:
+                write_parts(self.rounded, self._ranks, write, remote)
+        self._writer.begin((), lambda part: None, self._taken, lambda: None)
 
     @cached_property
     def _layout(self) -> Layout:

@@ -69,6 +69,7 @@ class Learner:
             mesh=mesh,
             lora=config.lora if config.lora.rank else None,
             keep_gathered=config.keep_gathered,
+            compiled=config.compile,
         )
         self.model = self._policy.model
         """The policy; `update` changes its weights in place."""

@@ -27,6 +27,11 @@ from schemas.records import MicroBatch
 class FullWeights(Protocol):
     """The weights of the plain model, as rollouts load them, under its names in a checkpoint."""
 
+    @property
+    def at_hand(self) -> bool:
+        """Whether `parts` are views of this rank's memory, found without the other ranks: they are then taken at once,
+        and written while the next update computes its gradients."""
+
     def specs(self) -> dict[str, Tensor]:
         """Names, dtypes and full shapes, as tensors on the meta device."""
 
@@ -34,7 +39,8 @@ class FullWeights(Protocol):
         """Each tensor with its name, in the order of `specs`: whole, until the next one is taken. A collective."""
 
     def parts(self) -> Iterator[WeightPart]:
-        """This rank's elements of each tensor: as many parts on every rank, in one order. May be a collective."""
+        """This rank's elements of each tensor: as many parts on every rank, in one order. A collective unless
+        `at_hand`."""
 
 
 class LearnerContract(Protocol):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import TorchDynamoException
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
@@ -20,6 +21,7 @@ from operators.trainer.lora import add_adapters, initialise_adapters, stored_nam
 from operators.trainer.packed_attention import PACKED
 from operators.trainer.packing import PackedTokens, pack_tokens
 from operators.trainer.ranks import shard
+from operators.trainer.token_scores import token_scores
 from operators.trainer.trained_model import reject_unmatched_groups
 
 
@@ -68,12 +70,14 @@ def load_policy(
     dtype: torch.dtype = torch.float32,
     lora: LoraConfig | None = None,
     keep_gathered: bool = False,
+    compiled: bool = False,
 ) -> PolicyModule:
     """The policy with the weights in `folder`, sharded over `mesh`. A collective: every rank must call it.
 
     `trained` False: a reference, whose weights have no gradient. `dtype` is that of the weights. With `lora` only
-    adapters are trained. `keep_gathered` is that of `ranks.shard`. Raises ValueError as `trainable_model`, and for a
-    model whose packed logprobs differ from its own forward's (attention with a soft cap, scaled logits).
+    adapters are trained. `keep_gathered` is that of `ranks.shard`. `compiled`: see `compile_layers`. Raises ValueError as
+    `trainable_model`, for a model whose packed logprobs differ from its own forward's (attention with a soft cap, scaled
+    logits), and for one that cannot be compiled.
     """
     model = trainable_model(folder, gradient_checkpointing=gradient_checkpointing)
     if not trained:
@@ -91,9 +95,11 @@ def load_policy(
     try:
         expected = policy.plain_logprobs(device)
         model.set_attn_implementation(PACKED)
+        if compiled:
+            compile_layers(model)
         with torch.no_grad():
             check_packed(policy(packed_contexts(model, device))[0], expected, precision)
-    except (ValueError, TypeError) as error:  # TypeError: a forward without attention keywords
+    except (ValueError, TypeError, TorchDynamoException) as error:  # TypeError: a forward without attention keywords
         raise ValueError(f"the model in {folder} cannot be trained: {error}") from error
     return policy
 
@@ -126,6 +132,17 @@ def place(
 def layers_of(model: nn.Module) -> list[nn.Module]:
     """The layers of a transformer, in order."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def compile_layers(model: PreTrainedModel) -> None:
+    """Compile what is in each layer besides attention, whose layout of a micro-batch is no tensor, and experts, whose
+    shapes depend on what the router chooses."""
+    # All modules share one compiled function, which is specialised by their kind, dtypes, and whether gradients flow.
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    for layer in layers_of(model):
+        for name, module in layer.named_children():
+            if "attn" not in name and not hasattr(module, "experts"):
+                module.compile(dynamic=True)
 
 
 def hidden_states(trunk: nn.Module, packed: PackedTokens) -> Tensor:
@@ -197,15 +214,7 @@ class PolicyModule(nn.Module):
 def _score(
     hidden: Tensor, targets: Tensor, temperatures: Tensor | None, head: nn.Module, with_entropy: bool
 ) -> tuple[Tensor, Tensor]:
-    logits = head(hidden).float()
-    if temperatures is not None:
-        logits = logits / temperatures[:, None]
-    logprobs = logits.log_softmax(-1)
-    entropies = hidden.new_empty(0)
-    if with_entropy:
-        with torch.no_grad():
-            entropies = -(logprobs.exp() * logprobs).sum(-1)
-    return logprobs.gather(1, targets[:, None])[:, 0], entropies
+    return token_scores(head(hidden), targets, temperatures, with_entropy=with_entropy)
 
 
 _LENGTHS = (7, 3, 5)

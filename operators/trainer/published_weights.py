@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -32,6 +33,11 @@ class PublishedWeights:
         read: Callable[[list[str], Tensor], Tensor] = lambda names, tensor: tensor,
     ) -> None:
         self._model, self._dtype, self._ranks, self._read = model, dtype, ranks, read
+
+    @cached_property
+    def at_hand(self) -> bool:
+        """Whether `parts` are the model's own memory: with adapters each is computed."""
+        return not any(is_adapter(names[0]) for names, _ in distinct_tensors(self._model))
 
     def specs(self) -> dict[str, Tensor]:
         """The tensors' names, dtypes and shapes, as tensors on the meta device."""

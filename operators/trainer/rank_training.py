@@ -101,6 +101,7 @@ class RankTraining:
             raise CannotTrain(f"the trainer cannot start: {error}") from error
         rounded, full = self._learner.weights(getattr(torch, dtype)), self._learner.weights()
         self.joint = JointActions(self.rendezvous, self.device, rounded, full)
+        self.before_change(self.joint.wait_until_written)
 
     def _resume(self, checkpoints: StorageFolder, shards: int) -> None:
         """Continue from the newest of `checkpoints`, if there is one. Raises as `_restore`."""
@@ -222,8 +223,14 @@ class RankTraining:
         return self._learner.state()
 
     def before_change(self, wait: Callable[[], None]) -> None:
-        """Call `wait` before weights and moments change."""
-        self._learner.before_change = wait
+        """Call `wait`, too, before weights and moments change."""
+        before = self._learner.before_change
+
+        def wait_for_both() -> None:
+            before()
+            wait()
+
+        self._learner.before_change = wait_for_both
 
     @property
     def model(self) -> PreTrainedModel:

@@ -19,6 +19,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -27,9 +28,11 @@ from infra.listening import interface_towards, listening_socket
 from infra.models.device_copies import use_device
 from infra.runners.stopping import STOPPING
 from operators.trainer.assembly import CannotTrain
-from operators.trainer.rank_addresses import Addresses
 from operators.trainer.ranks import ALONE, Ranks
 from schemas.records import RankAddress
+
+if TYPE_CHECKING:
+    from operators.trainer.rank_addresses import Addresses  # which needs Kafka's client
 
 log = logging.getLogger(__name__)
 

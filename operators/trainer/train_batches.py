@@ -162,6 +162,7 @@ class _Training:
             keep_newest(self._training, self._checkpoints, self._is_published)
         self._checkpoints.close()
         self._publishing.close()
+        self._training.joint.close()
 
     def _assemble(self, polled: Polled) -> list[Output]:
         """Assemble batches from `polled`, record manifests and the relay chain, and return dead letters."""
@@ -195,6 +196,8 @@ class _Training:
         """Train `batch`, publish its version, and return dead letters and the metric."""
         waited = time.perf_counter() - self._idle_since
         values, outputs = self._update(batch)
+        waited_to_write = self._training.joint.take_waited()  # for the version before
+        values["time/update"] -= waited_to_write
         self._covered = self._covered or self._training.checkpoint_due
         with phase("publish") as publishing:
             # Versions that an earlier epoch has published are not published again, except the last of them.
@@ -202,7 +205,7 @@ class _Training:
                 self._publish()
             self._training.joint.proceed()
         self._idle_since = time.perf_counter()
-        synced = publishing.seconds
+        synced = publishing.seconds + waited_to_write
         values |= {
             "trajectories": float(self._training.position.trajectories_trained),
             "time/wait": waited,

@@ -96,3 +96,4 @@ class _FollowerTraining:
         if STOPPING.is_set():
             keep_with_rank_0(self._training, self._checkpoints)
         self._checkpoints.close()
+        self._training.joint.close()

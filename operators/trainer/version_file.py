@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -64,15 +64,21 @@ def open_file(note: str, layout: Layout) -> Iterator[int | None]:
         yield file.fileno()
 
 
-def write_parts(weights: FullWeights, ranks: Ranks, write: Callable[[WeightPart], None] | None) -> None:
-    """Write the parts of all ranks; every rank must call it.
-
-    `write` writes a part into the file, None on a rank that does not have it. Raises what it raises, and RuntimeError
-    for a part that is not within its tensor.
-    """
+def ranks_without_file(ranks: Ranks, write: Callable[[WeightPart], None] | None) -> list[int]:
+    """The ranks whose `write`, which writes a part into the file, is None. A collective. Raises RuntimeError for 0."""
     remote = [rank for rank, lacks in enumerate(ranks.gather(torch.tensor([int(write is None)]))) if lacks]
     if 0 in remote:
         raise RuntimeError("rank 0 has no file to write")
+    return remote
+
+
+def write_parts(
+    weights: FullWeights, ranks: Ranks, write: Callable[[WeightPart], None] | None, remote: Sequence[int]
+) -> None:
+    """Write the parts of all ranks, of which the `remote` ones send theirs to rank 0; every rank must call it.
+
+    Raises what `write` raises, and RuntimeError for a part that is not within its tensor.
+    """
     for part in weights.parts():
         if write is not None:
             write(part)

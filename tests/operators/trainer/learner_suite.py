@@ -36,7 +36,7 @@ from operators.trainer.learners import open_learner  # noqa: E402
 from operators.trainer.rank_addresses import AddressFile  # noqa: E402
 from operators.trainer.ranks import ALONE, Ranks  # noqa: E402
 from operators.trainer.rendezvous import join_process_group  # noqa: E402
-from operators.trainer.version_file import write_parts  # noqa: E402
+from operators.trainer.version_file import ranks_without_file, write_parts  # noqa: E402
 from schemas.records import MicroBatch  # noqa: E402
 
 CONFIG = LearnerConfig(learning_rate=1e-2, warmup_steps=0, micro_batch_tokens=64)
@@ -89,7 +89,8 @@ def publishes_what_its_specs_describe(suite: Suite) -> None:
 def writes_the_weights_that_it_gathers(suite: Suite) -> None:
     weights = suite.start().weights(torch.bfloat16)
     views = {name: np.zeros(tensor.nbytes, np.uint8) for name, tensor in weights.specs().items()}
-    write_parts(weights, suite.ranks, None if suite.ranks.rank else lambda part: part.write(views))
+    write = None if suite.ranks.rank else lambda part: part.write(views)
+    write_parts(weights, suite.ranks, write, ranks_without_file(suite.ranks, write))
     for name, tensor in weights.items():
         written = torch.from_numpy(views[name]).view(tensor.dtype).view(tensor.shape)
         assert suite.ranks.rank or torch.equal(written, tensor), name

@@ -201,7 +201,7 @@ class VersionBytes:
     def write(self, training: RankTraining) -> None:
         """Write all ranks' weights, on rank 0."""
         if self._memory is not None:
-            training.joint.write_to(self._memory.path, self._layout.tensor_views(memoryview(self._memory.map)))
+            training.joint.write_to(self._memory.path, self._layout.tensor_views(memoryview(self._memory.map)))()
 
     def digest(self) -> str:
         """The digest of the tensors in the file, which is removed; empty on other ranks."""
@@ -223,7 +223,7 @@ def publish_while_idle(training: RankTraining) -> list[str]:
         version = VersionBytes(training)
         version.write(training)
         digests.append(version.digest())
-        while training.ranks.rank and training.joint._joined < 2 + number:
+        while training.ranks.rank and training.joint._taken < 2 + number:
             if number == 0:
                 training.check()
             else:

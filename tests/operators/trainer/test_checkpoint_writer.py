@@ -60,15 +60,10 @@ def test_optimizer_step_waits_until_the_checkpoint_is_written(
         write_checkpoint(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(checkpoint_writer, "write_checkpoint", write_late)
+    training.before_change(step_reached.set)
     writer = CheckpointWriter(CONFIG, training, tmp_path / "checkpoints")
-
-    def reach_step() -> None:
-        assert not writer.finished()
-        step_reached.set()
-        writer.wait_for_own_part()
-
-    training.before_change(reach_step)
     writer.begin()
+    assert not writer.finished()
     training.train()
     assert writer.finished()
     assert not writer.finished()
@@ -140,6 +135,7 @@ def test_other_ranks_are_watched_wherever_layers_are_gathered(
     for module in (rank_training, joint_actions):
         monkeypatch.setattr(module, "watch_ranks", watch)
     monkeypatch.setattr(joint_actions, "open_file", lambda *_: nullcontext(None))
+    monkeypatch.setattr(joint_actions, "ranks_without_file", noted("find ranks", lambda *_: [1]))
     monkeypatch.setattr(joint_actions, "write_parts", noted("write", lambda *_: None))
     monkeypatch.setattr(PublishedWeights, "items", noted("gather", PublishedWeights.items))
     monkeypatch.setattr(rank_training, "open_learner", noted("open", rank_training.open_learner))
@@ -148,10 +144,11 @@ def test_other_ranks_are_watched_wherever_layers_are_gathered(
     resumed = RankTraining(CONFIG, tmp_path / "model", tmp_path / "checkpoints", 2)
     assert resumed.resumed_from == PolicyVersion(1, 1)
     resumed.joint.write_to(tmp_path / "model" / "config.json", {})
+    resumed.joint.wait_until_written()
     for action in (joint_actions._Action.WRITE, joint_actions._Action.GATHER):
         assert resumed.joint._join(action)
     list(resumed.joint.gather())
-    assert done == ["open", "restore", "write", "write", "gather", "gather"]
+    assert done == ["open", "restore", *2 * ("find ranks", "write"), "gather", "gather"]
 
 
 def test_ranks_fold_on_their_device_on_every_thread(training: RankTraining, monkeypatch: pytest.MonkeyPatch) -> None:

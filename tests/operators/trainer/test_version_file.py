@@ -11,7 +11,7 @@ import torch
 
 from infra.store.layout import Layout
 from operators.trainer.ranks import ALONE
-from operators.trainer.version_file import describe_file, open_file, write_parts
+from operators.trainer.version_file import describe_file, open_file, ranks_without_file
 from operators.trainer.weight_parts import NamedRange, WeightPart
 from schemas.records import TensorSpec
 
@@ -89,4 +89,4 @@ def test_file_with_other_tensors_is_rejected(file: Path) -> None:
 
 def test_rank_0_without_a_file_is_rejected() -> None:
     with pytest.raises(RuntimeError, match="rank 0 has no file"):
-        write_parts(None, ALONE, None)  # type: ignore[arg-type]
+        ranks_without_file(ALONE, None)

@@ -1,0 +1,85 @@
+"""Writes this rank's weights into the file of a version while the next update computes its gradients.
+
+Weights change only in an optimizer step, so nothing is copied first: the threads read the learner's own tensors, and
+the step waits for them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+import torch
+
+from infra.models.device_copies import synchronize, use_own_stream
+from infra.runners.stopping import STOPPING
+from operators.trainer.rendezvous import RankLost, Rendezvous
+from operators.trainer.weight_parts import WeightPart
+
+Write = Callable[[WeightPart], None]
+
+_THREADS = {"cuda": 4}
+"""Threads that write: one alone copies from pinned to shared memory slower than a GPU sends. On a CPU it is one."""
+_POLL_S = 0.005
+_STOP_WAIT_S = 20.0
+"""How long a rank that stops waits for the others."""
+
+
+class BackgroundWriter:
+    """The threads of one rank of `rendezvous`, whose weights are on `device`."""
+
+    def __init__(self, rendezvous: Rendezvous, device: torch.device) -> None:
+        self._rendezvous, self._device = rendezvous, device
+        threads = _THREADS.get(device.type, 1)
+        self._threads = ThreadPoolExecutor(threads, "write weights", use_own_stream, (device,))
+        self._writing: Future[None] | None = None
+        self._closed = threading.Event()
+
+    def begin(self, parts: Sequence[WeightPart], write: Write, number: int, close: Callable[[], None]) -> None:
+        """Begin to `write` this rank's `parts` of publication `number`, and call `close` once that has ended."""
+        synchronize(self._device)  # the threads' streams do not wait for the last step
+        each = [self._threads.submit(write, part) for part in parts]
+        self._writing = self._threads.submit(self._end, each, number, close)
+
+    def wait(self) -> None:
+        """Wait until the weights may change. Raises what `write` raised."""
+        if self._writing is not None:
+            self._writing.result()
+
+    def check(self) -> None:
+        """Raise what `write` raised. Does not wait."""
+        if self._writing is not None and self._writing.done():
+            self._writing.result()
+
+    def wait_for_all(self, number: int) -> None:
+        """Wait, on rank 0, until every rank has written publication `number`. Raises RankLost if one has ended."""
+        self.wait()
+        stopping_since = float("inf")
+        for rank in range(1, self._rendezvous.ranks.count):
+            while int(self._rendezvous.posted(_note(rank)) or -1) < number:
+                if STOPPING.is_set():
+                    stopping_since = min(stopping_since, time.monotonic())
+                if self._closed.wait(_POLL_S) or time.monotonic() - stopping_since > _STOP_WAIT_S:
+                    raise RankLost(f"rank {rank} has not written its part of a version: this rank stops")
+                self._rendezvous.check()
+
+    def close(self) -> None:
+        """Stop waiting for other ranks: a version that is not written stays so."""
+        self._closed.set()
+        self._threads.shutdown(wait=True)
+
+    def _end(self, each: Sequence[Future[None]], number: int, close: Callable[[], None]) -> None:
+        try:
+            wait(each)
+        finally:
+            close()
+        for part in each:
+            part.result()
+        self._rendezvous.post(_note(self._rendezvous.ranks.rank), str(number))
+
+
+def _note(rank: int) -> str:
+    """The key under which `rank` posts the number of the last publication that it has written."""
+    return f"written by rank {rank}"
