@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # Keep bytecode, whatever the shell says: without it every process compiles Beam and torch, which takes half a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install check docs run test lint types pytest prism flink-test soak green generated requirements sbom clean image \
+.PHONY: help install check docs run test slow-test lint types pytest prism flink-test soak green generated requirements sbom clean image \
 	vllm-test environments-test install-test exports-test agents-test cgroup-test object-store-test verl-vectors \
 	benchmark-end-to-end gpu-check
 
@@ -22,7 +22,7 @@ install: $(READY)  ## the environment in .venv, nothing else
 run: $(READY)  ## a whole run on this machine: CONFIG=file, ARGS="--set key=value"
 	$(BIN)/laminar run $(CONFIG) $(ARGS)
 
-test: lint types pytest  ## lint, types and every test against a real Kafka broker
+test: lint types pytest  ## lint, types and the tests, against a real Kafka broker
 
 # The inner loop. The rest of the tests start brokers or whole runs.
 FAST = tests/test_architecture.py tests/test_documents.py tests/soak/test_mutants.py::test_removed_fixes_apply_and_have_a_test \
@@ -46,8 +46,13 @@ $(BROKER_CACHE): tests/broker_cache.py $(READY)
 	-$(BIN)/python tests/broker_cache.py $@
 
 # Two tests at a time, each file in one worker, because most of a test of a whole run is waiting.
+ALL_WORKERS = JAVA_TOOL_OPTIONS="$$(test -f $(BROKER_CACHE) && echo -XX:AOTCache=$(abspath $(BROKER_CACHE)))" \
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 pytest: $(READY) $(BROKER_CACHE)  ## the tests alone; ARGS="-k name"
-	JAVA_TOOL_OPTIONS="$$(test -f $(BROKER_CACHE) && echo -XX:AOTCache=$(abspath $(BROKER_CACHE)))" $(BIN)/pytest -m "not soak" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(ALL_WORKERS) -m "not soak and not slow" $(ARGS)
+
+slow-test: $(READY) $(BROKER_CACHE)  ## the tests marked `slow`, which CI runs too: whole runs, many histories
+	$(ALL_WORKERS) -m slow $(ARGS)
 
 prism: $(READY)  ## build Prism, a Beam runner, with Go; tests then run on it too
 	$(BIN)/python -m infra.runners.prism

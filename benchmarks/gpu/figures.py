@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 BETTER = {"<=": lambda value, bound: value <= bound, ">=": lambda value, bound: value >= bound}
 
@@ -57,6 +59,38 @@ def seconds(device: str, call: Callable[[], object], repetitions: int, warm_ups:
         synchronize(device)
         taken.append(time.perf_counter() - began)
     return statistics.median(taken[warm_ups:])
+
+
+def busy(device: str, call: Callable[[], object]) -> list[Figure]:
+    """The share of the time of `call` in which a GPU computes or copies, with the kernels that take longest; nothing on
+    a CPU."""
+    if device == "cpu":
+        return []
+    synchronize(device)
+    began = time.perf_counter()
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        call()
+        synchronize(device)
+        took = 1e6 * (time.perf_counter() - began)
+    spans = [
+        (event.time_range.start, event.time_range.end, event.name)
+        for event in recorded.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    ]
+    longest = Counter[str]()
+    for start, end, name in spans:
+        longest[name.removeprefix("void ")[:40]] += end - start
+    note = ", ".join(f"{name} {each / 1e3:.0f} ms" for name, each in longest.most_common(6))
+    return [Figure("GPU busy", 100 * union((start, end) for start, end, _ in spans) / took, "%", note=note)]
+
+
+def union(spans: Iterable[tuple[float, float]]) -> float:
+    """The length that `spans` cover, however they overlap."""
+    covered, reached = 0.0, -math.inf
+    for start, end in sorted(spans):
+        covered += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered
 
 
 def peak_bytes(device: str) -> int:

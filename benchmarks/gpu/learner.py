@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.gpu.batches import GROUP, batch_of
-from benchmarks.gpu.figures import Figure, peak_bytes, seconds
+from benchmarks.gpu.figures import Figure, busy, peak_bytes, seconds
 from benchmarks.gpu.settings import GIB, Settings
 from infra.models.checkpoint_folder import load_model
 from operators.trainer import packed_attention
@@ -133,7 +133,7 @@ def _update(
             Figure("peak memory", peak / GIB, "GiB"),
             Figure("peak memory over the formula", peak / planned, "", ("<=", 1.0), f"{planned / GIB:.1f} GiB planned"),
         ]
-    return figures
+    return figures + busy(settings.device, lambda: learner.update([part]))
 
 
 class _AttentionKernels(TorchDispatchMode):
@@ -156,7 +156,8 @@ def _plain(settings: Settings, model: Path, precision: Precision) -> list[Figure
     took = seconds(settings.device, loop.update, settings.repetitions)
     figures = [Figure("trained", len(loop.token_ids) * settings.length / took, "tokens/s")]
     peak = peak_bytes(settings.device)
-    return [*figures, Figure("peak memory", peak / GIB, "GiB")] if peak else figures
+    figures += [Figure("peak memory", peak / GIB, "GiB")] if peak else []
+    return figures + busy(settings.device, loop.update)
 
 
 class _PlainLoop:

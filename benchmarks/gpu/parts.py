@@ -38,6 +38,7 @@ PARTS = (
     Part("cycle", "cycle", "cycle", 90),
     Part("learner, compiled", "learner", "learner_compiled", 90),
     Part("plain loop, bfloat16", "learner", "plain_bfloat16", 60),
+    Part("scores", "scores", "scores", 45),
     Part("learner, sdpa", "learner", "learner_sdpa", 60),
     Part("engine, eager", "engine", "eager", 60),
     Part("engine, generate", "engine", "generate", 90),

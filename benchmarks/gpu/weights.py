@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 

@@ -52,7 +52,7 @@ class TensorWriter(Protocol):
     def keys(self) -> Set[str]: ...
 
     def write_to(self, file: Path, views: Mapping[str, np.ndarray]) -> Callable[[], None]:
-        """Begin to write every tensor into `file`, which this process maps: `views` are its bytes of each, uint8[bytes].
+        """Begin to write every tensor into `file`, which this process maps: its bytes are in `views`, uint8[bytes].
 
         The returned call, in any thread, waits until all are written, and raises what that raised.
         """

@@ -102,10 +102,10 @@ class JointActions:
         return self.rounded.specs().keys()
 
     def write_to(self, file: Path, views: Mapping[str, np.ndarray]) -> Callable[[], None]:
-        """Begin to write all ranks' rounded weights into `file`, whose bytes of each tensor are `views`. Rank 0 calls it.
+        """Begin, on rank 0, to write all ranks' rounded weights into `file`, with the bytes `views` of each tensor.
 
-        The returned call, in any thread, waits until all is written. Raises RankLost if another rank has ended, and what
-        writing raised.
+        The returned call, in any thread, waits until all is written. It raises RankLost if another rank has ended, and
+        what writing raised.
         """
         if self._store is not None:
             self._rendezvous.post(_FILE, describe_file(file))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -75,9 +76,9 @@ def load_policy(
     """The policy with the weights in `folder`, sharded over `mesh`. A collective: every rank must call it.
 
     `trained` False: a reference, whose weights have no gradient. `dtype` is that of the weights. With `lora` only
-    adapters are trained. `keep_gathered` is that of `ranks.shard`. `compiled`: see `compile_layers`. Raises ValueError as
-    `trainable_model`, for a model whose packed logprobs differ from its own forward's (attention with a soft cap, scaled
-    logits), and for one that cannot be compiled.
+    adapters are trained. `keep_gathered` is that of `ranks.shard`; `compiled`: see `compile_layers`. Raises ValueError
+    as `trainable_model`, for a model whose packed logprobs differ from its own forward's (attention with a soft cap,
+    scaled logits), and for one that cannot be compiled.
     """
     model = trainable_model(folder, gradient_checkpointing=gradient_checkpointing)
     if not trained:
@@ -134,15 +135,16 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
-def compile_layers(model: PreTrainedModel) -> None:
-    """Compile what is in each layer besides attention, whose layout of a micro-batch is no tensor, and experts, whose
-    shapes depend on what the router chooses."""
+def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
+    """Compile, by a backend of torch.compile, what is in each layer besides attention, whose layout of a micro-batch is
+    no tensor, and experts, whose shapes depend on what the router chooses."""
+    warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf")  # its compiler does
     # All modules share one compiled function, which is specialised by their kind, dtypes, and whether gradients flow.
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     for layer in layers_of(model):
         for name, module in layer.named_children():
             if "attn" not in name and not hasattr(module, "experts"):
-                module.compile(dynamic=True)
+                module.compile(dynamic=True, backend=backend)
 
 
 def hidden_states(trunk: nn.Module, packed: PackedTokens) -> Tensor:

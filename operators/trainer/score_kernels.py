@@ -53,7 +53,15 @@ class _Scores(torch.autograd.Function):
 
 @triton.jit
 def _score(  # type: ignore[no-untyped-def]
-    logits, targets, temperatures, logprobs, entropies, normalisers, vocabulary, tempered: tl.constexpr, block: tl.constexpr
+    logits,
+    targets,
+    temperatures,
+    logprobs,
+    entropies,
+    normalisers,
+    vocabulary,
+    tempered: tl.constexpr,
+    block: tl.constexpr,
 ):
     """One row: `total` is the sum of exp(x - highest), `moment` that of exp(x - highest)·(x - highest)."""
     row = tl.program_id(0).to(tl.int64)
@@ -79,7 +87,15 @@ def _score(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _score_gradient(  # type: ignore[no-untyped-def]
-    logits, targets, temperatures, normalisers, gradients, of_logits, vocabulary, tempered: tl.constexpr, block: tl.constexpr
+    logits,
+    targets,
+    temperatures,
+    normalisers,
+    gradients,
+    of_logits,
+    vocabulary,
+    tempered: tl.constexpr,
+    block: tl.constexpr,
 ):
     """One block of one row: gradient · (1[target] - softmax) / temperature."""
     row = tl.program_id(0).to(tl.int64)

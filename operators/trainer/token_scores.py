@@ -75,7 +75,8 @@ def check_scores(score: Score, device: torch.device) -> None:
     """Raise RuntimeError if `score` does not compute what torch does."""
     source = torch.Generator().manual_seed(0)
     logits = torch.randn(4, 5000, generator=source).to(device)
-    targets, temperatures = torch.tensor([0, 17, 4095, 4999], device=device), torch.tensor([1, 0.5, 2, 1], device=device)
+    targets = torch.tensor([0, 17, 4095, 4999], device=device)
+    temperatures = torch.tensor([1, 0.5, 2, 1], device=device)
     found: list[tuple[Tensor, ...]] = []
     for each in (score, lambda *given: scores_by_torch(*given, with_entropy=True)):
         leaf = logits.clone().requires_grad_()

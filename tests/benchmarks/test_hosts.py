@@ -11,6 +11,7 @@ from faults.network import NoNetwork
 from benchmarks.hosts import run
 
 
+@pytest.mark.slow
 def test_hosts_benchmark_measures_a_run_on_several_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = Namespace(replicas=2, hosts=2, delay_ms=5.0, loss=0.01, batch=16, time_scale=10.0, steps=4, seed=0)
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import tomli_w
 from kills import kill
 from laminar_runs import CommandServer, LaminarRun
@@ -26,6 +27,7 @@ STEPS = 14
 """The second decision comes about half way: a step takes a second at least."""
 
 
+@pytest.mark.slow
 def test_run_follows_a_price_and_loses_nothing(
     command_server: CommandServer, broker: Broker, run_id: str, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import tomli_w
 from laminar_runs import Command, CommandServer, LaminarRun
 from small_runs import EMULATED
@@ -19,6 +20,7 @@ from schemas.topics import CONTROL, INBOX, METRICS, REPLICAS, TRAJECTORIES
 JOINED, DRAINED = 2, 0
 
 
+@pytest.mark.slow
 def test_run_is_paused_while_a_rollout_joins_and_another_drains(
     command_server: CommandServer, broker: Broker, run_id: str, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from faults.network import NoNetwork
 FAULTS = (("partition", "k2"), ("kill", "k3"), ("pause", "r1"), ("kill", "r2"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_run_on_three_brokers_survives_faults(tmp_path: Path) -> None:
     try:

@@ -135,6 +135,7 @@ def write(kafka: ProxiedBroker, run: str, records: list[Placed]) -> None:
         producer.flush(60)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_run_continues_correctly_among_hostile_records(proxied: ProxiedBroker, run_id: str, tmp_path: Path) -> None:
     config = run_config(proxied, run_id, tmp_path, placement={"prompt_lead": 8})

@@ -88,7 +88,7 @@ PLANTED: tuple[Planted, ...] = (
         f"{_ORACLE}[dapo-kl3-w1-n3-p0-o3]",
     ),
     (
-        "policy",
+        "token_scores",
         "sign of the entropy",
         (("-(logprobs.exp() * logprobs)", "(logprobs.exp() * logprobs)"),),
         f"{_ORACLE}[tis-kl0-w0-n0-p0-o0]",

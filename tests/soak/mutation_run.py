@@ -53,7 +53,7 @@ from infra.files import write_atomically  # noqa: E402
 MODULES = (
     *("losses", "passes", "advantages", "algorithms", "learner", "metrics", "trained_model", "packing"),
     *("policy", "critic", "global_batch_metadata", "batch", "packed_attention", "lora", "ranks", "device_sharing"),
-    *("mismatch", "presets", "context_parallel", "published_weights"),
+    *("mismatch", "presets", "context_parallel", "published_weights", "token_scores"),
 )
 """Modules of operators/trainer that compute weights and metrics."""
 LEFT_OUT = {
@@ -64,12 +64,13 @@ LEFT_OUT = {
     "files, records and versions: kills (`campaign.py`) and faults (`fault_campaign.py`) test them": (
         *("adapter_folder", "assembly", "checkpoint", "checkpoint_files", "checkpoint_model", "checkpoint_writer"),
         *("clean_stop", "persist", "manifest_history", "publishing", "version_file", "version_publisher"),
-        *("weight_parts", "train_batches"),
+        *("background_writer", "weight_parts", "train_batches"),
     ),
     "what ranks and roles do together: kills test them": (
         *("joint_actions", "rank_addresses", "rank_checks", "rank_layouts", "rank_training", "rendezvous"),
         *("replay", "train_follower"),
     ),
+    "kernels of a GPU: compared with torch at their first use": ("score_kernels",),
     "not a part of a run's training": ("emulate_training", "imitation", "memory_plan", "warm_start"),
 }
 """The other modules, by the reason for which they have no mutants."""
@@ -78,6 +79,7 @@ TESTS = (
     *("losses", "advantages", "algorithms", "losses_against_verl", "optimizer", "trainer_packing", "training_batch"),
     *("update_against_oracle", "learner", "temperature", "lora", "bfloat16", "model_families", "trainer_checkpoint"),
     *("mismatch", "nonfinite_gradients", "presets", "context_parallel", "published_names", "learner_contract", "ranks"),
+    "token_scores",
 )
 TOGETHER = {
     "test_update_against_oracle.py": "of_two_ranks",

@@ -20,7 +20,7 @@ from infra.models.demo import build_demo_tokenizer
 from operators.trainer.config import LearnerConfig
 from operators.trainer.memory_plan import plan_memory, shape_of
 
-pytestmark = pytest.mark.timeout(900)  # several processes share the machine's cores
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # several processes share the machine's cores
 _MIB = 1 << 20
 
 

@@ -53,7 +53,7 @@ from operators.trainer.learner_state import LearnerState  # noqa: E402
 from operators.trainer.rank_addresses import AddressFile  # noqa: E402
 from operators.trainer.ranks import ALONE, Ranks, full_tensor  # noqa: E402
 from operators.trainer.rendezvous import join_process_group  # noqa: E402
-from operators.trainer.version_file import write_parts  # noqa: E402
+from operators.trainer.version_file import ranks_without_file, write_parts  # noqa: E402
 from schemas.records import MicroBatch, PolicyVersion  # noqa: E402
 
 BATCHES = 2
@@ -97,7 +97,8 @@ def published(learner: Learner, ranks: Ranks) -> dict[str, torch.Tensor]:
     weights = learner.weights()
     gathered = {name: tensor.clone() for name, tensor in weights.items()}
     views = {name: np.zeros(tensor.nbytes, np.uint8) for name, tensor in gathered.items()}
-    write_parts(weights, ranks, None if ranks.rank else lambda part: part.write(views))
+    write = None if ranks.rank else lambda part: part.write(views)
+    write_parts(weights, ranks, write, ranks_without_file(ranks, write))
     if ranks.rank:
         return gathered
     written = {name: torch.from_numpy(views[name]).view(each.dtype).view(each.shape) for name, each in gathered.items()}

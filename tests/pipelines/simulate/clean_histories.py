@@ -23,8 +23,13 @@ from pipelines.simulate.explore import draw_history, play, to_json  # noqa: E402
 
 DIGESTS = Path(__file__).parent / "golden/digests.json"
 HALF = len(SHAPES) // 2
-MORE_SEEDS = range(2, 10)
-"""Seeds of each shape, with which `make test` plays more than 200 histories."""
+COSTLY = frozenset(("long answers", "long evaluation", *(shape for shape in SHAPES if "relays" in shape)))
+"""Shapes whose histories take one to two seconds."""
+
+
+def more_seeds(shape: str) -> range:
+    """The seeds of a shape, with which `make test` plays more than 200 histories."""
+    return range(2, 4 if shape in COSTLY else 11)
 
 
 @pytest.fixture(autouse=True)

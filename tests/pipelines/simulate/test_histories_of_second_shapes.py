@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from clean_histories import HALF, MORE_SEEDS, play_clean, quiet
+from clean_histories import HALF, more_seeds, play_clean, quiet
 
 from pipelines.simulate.configurations import SHAPES
 
@@ -12,4 +12,4 @@ __all__ = ["quiet"]
 
 @pytest.mark.parametrize("shape", list(SHAPES)[HALF:])
 def test_more_histories_violate_no_invariant(shape: str) -> None:
-    play_clean(shape, MORE_SEEDS)
+    play_clean(shape, more_seeds(shape))

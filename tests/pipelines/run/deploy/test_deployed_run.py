@@ -147,6 +147,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
             pytest.skip(str(reason))
 
 
+@pytest.mark.slow
 def test_deployed_example_runs_to_a_passed_audit(deployed: Deployed) -> None:
     (topics,) = deployed.containers("-topics")
     topics.start()
