@@ -32,15 +32,25 @@ class BackgroundWriter:
 
     def __init__(self, rendezvous: Rendezvous, device: torch.device) -> None:
         self._rendezvous, self._device = rendezvous, device
-        threads = _THREADS.get(device.type, 1)
-        self._threads = ThreadPoolExecutor(threads, "write weights", use_own_stream, (device,))
+        self._count = _THREADS.get(device.type, 1)
+        self._threads = ThreadPoolExecutor(self._count, "write weights", use_own_stream, (device,))
         self._writing: Future[None] | None = None
         self._closed = threading.Event()
 
     def begin(self, parts: Sequence[WeightPart], write: Write, number: int, close: Callable[[], None]) -> None:
         """Begin to `write` this rank's `parts` of publication `number`, and call `close` once that has ended."""
         synchronize(self._device)  # the threads' streams do not wait for the last step
-        each = [self._threads.submit(write, part) for part in parts]
+        left, lock = iter(parts), threading.Lock()
+
+        def write_some() -> None:
+            while True:
+                with lock:
+                    part = next(left, None)
+                if part is None:
+                    return
+                write(part)
+
+        each = [self._threads.submit(write_some) for _ in range(self._count)]
         self._writing = self._threads.submit(self._end, each, number, close)
 
     def wait(self) -> None:
@@ -75,8 +85,8 @@ class BackgroundWriter:
             wait(each)
         finally:
             close()
-        for part in each:
-            part.result()
+        for writer in each:
+            writer.result()
         self._rendezvous.post(_note(self._rendezvous.ranks.rank), str(number))
 
 

@@ -41,12 +41,13 @@ class PublishedWeights:
 
     def specs(self) -> dict[str, Tensor]:
         """The tensors' names, dtypes and shapes, as tensors on the meta device."""
-        with torch.no_grad():
-            return {
-                name: view
-                for names, tensor in self._tensors()
-                for name, view in self._split(names, self._empty(tensor))
-            }
+        return {name: view for views in self._views.values() for name, view in views}
+
+    @cached_property
+    @torch.no_grad()
+    def _views(self) -> dict[str, list[tuple[str, Tensor]]]:
+        """The published tensors that each tensor of the model is, by its first name; they are the same for each version."""
+        return {names[0]: list(self._split(names, self._empty(tensor))) for names, tensor in self._tensors()}
 
     @torch.no_grad()
     def items(self) -> Iterator[tuple[str, Tensor]]:
@@ -69,7 +70,7 @@ class PublishedWeights:
             begin, elements = local_part(own)
             if not (self._ranks.of_first_copy if isinstance(own, DTensor) else self._ranks.rank == 0):
                 elements = elements[:0]  # another rank has the same
-            views = self._split(names, self._empty(tensor))
+            views = self._views[names[0]]
             ranges = tuple(NamedRange(name, int(view.storage_offset()), view.numel()) for name, view in views)
             yield WeightPart(ranges, begin, elements, self._dtype_of(tensor))
 
