@@ -46,7 +46,7 @@ class PublishedWeights:
     @cached_property
     @torch.no_grad()
     def _views(self) -> dict[str, list[tuple[str, Tensor]]]:
-        """The published tensors that each tensor of the model is, by its first name; they are the same for each version."""
+        """The published tensors that each tensor of the model is, by its first name: the same for every version."""
         return {names[0]: list(self._split(names, self._empty(tensor))) for names, tensor in self._tensors()}
 
     @torch.no_grad()
