@@ -90,7 +90,7 @@ class ContextSlice(NamedTuple):
             copies = count // key.shape[1]
             key, value = (each.repeat_interleave(copies, 1) for each in (key, value))
         # One exchange for all three: collectives have the same order on every rank, also in the backward pass.
-        parts = [each[0].transpose(0, 1).unflatten(1, (count, -1)) for each in (query, key, value)]
+        parts = [each.squeeze(0).transpose(0, 1).unflatten(1, (count, -1)) for each in (query, key, value)]
         exchanged = self._exchange(torch.cat(parts, 2).transpose(0, 1))
         tokens = exchanged.flatten(0, 1)[: self.tokens]
         queries, keys, values = tokens.split([part.shape[2] for part in parts], 1)

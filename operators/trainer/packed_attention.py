@@ -47,7 +47,7 @@ def varlen_attention(
     d], of the sequences in their order: nothing is padded or moved.
     """
     dtype = _dtype_of(query)
-    tokens = [each[0].transpose(0, 1).to(dtype) for each in (query, key, value)]
+    tokens = [each.squeeze(0).transpose(0, 1).to(dtype) for each in (query, key, value)]
     repeatable = torch.are_deterministic_algorithms_enabled()
     lengths = (starts, starts, longest, longest)
     return kernel(*tokens, *lengths, softmax_scale=scaling, causal=True, deterministic=repeatable)
@@ -172,7 +172,7 @@ def attention_in_blocks(
     block_tokens = [rows * width for rows, width in packed.blocks]
 
     def blocks(tensor: Tensor) -> list[Tensor]:
-        tokens = tensor[0].transpose(0, 1)
+        tokens = tensor.squeeze(0).transpose(0, 1)  # the gradient of tensor[0] would be a copy into zeros
         if packed.to_blocks is not None:
             tokens = _ToBlocks.apply(tokens, packed.to_blocks, packed.from_blocks)
         each = (

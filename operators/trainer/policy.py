@@ -151,7 +151,7 @@ def hidden_states(trunk: nn.Module, packed: PackedTokens) -> Tensor:
     """The last hidden states at the m predictors, float[m, width]."""
     hidden: Tensor = trunk(
         input_ids=packed.token_ids, position_ids=packed.layout.positions, use_cache=False, packed=packed.layout
-    ).last_hidden_state[0]
+    ).last_hidden_state.squeeze(0)
     return hidden.index_select(0, packed.predictors)
 
 

@@ -69,6 +69,8 @@ class PredictedTraining:
         self._free_at = 0.0
         self._training = False
         self._done: list[TrainedStep] = []
+        self.speed = 1.0
+        """How many times as fast as the emulated trainer this one is: its GPUs may change between two batches."""
         self.version = 0
         """The number of the version that was published last."""
         self.steps: list[TrainedStep] = []
@@ -84,6 +86,10 @@ class PredictedTraining:
         self._ready.append(self._groups.pop(trajectory.prompt.number))
         while len(self._ready) * self._samples >= self._part:
             self._cut_part()
+
+    def pause(self, seconds: float) -> None:
+        """Begin no further step for `seconds` of the clock, such as while the trainer's ranks form anew."""
+        self._free_at = max(self._free_at, self._scheduler.now + seconds)
 
     def _cut_part(self) -> None:
         members: list[Member] = []
@@ -108,7 +114,7 @@ class PredictedTraining:
         tokens = sum(each.tokens for each in members)
         fixed = self._emulation.seconds(0)
         seconds = self._emulation.seconds(tokens) - fixed + fixed / self._parts
-        ends = begins + seconds / self._scale
+        ends = begins + seconds / self._scale / self.speed
         # A version that is still on its way counts: this step trains the weights after it.
         staleness = tuple(len(self.steps) - each.version for each in members)
         number = len(self.steps) + 1

@@ -8,7 +8,7 @@ The next event decides how far time leaps, so the cost of a run depends on its t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from operators.placement.tracking import finished_columns
 from operators.rollout.emulated_backend import AnnouncedWeights
 from operators.rollout.emulated_engine import emulated_scheduling
 from operators.rollout.replica import Replica, ReplicaEvent, ReplicaOrder
-from operators.rollout.response_lengths import open_lengths
+from operators.rollout.response_lengths import Lengths, open_lengths
 from operators.rollout.roofline import Roofline
 from pipelines.simulate.prediction.cluster import Cluster
 from pipelines.simulate.prediction.counted_engine import CountedEngine, CountedKVTransfers
@@ -49,17 +49,23 @@ RUN = "prediction"
 
 
 class PredictedWorld:
-    """One run of `cluster`, without faults but those that `kill` injects."""
+    """One run of `cluster`, without faults but those that `kill` injects.
 
-    def __init__(self, cluster: Cluster) -> None:
+    `lengths` replace those of the configuration. `at_version` is called with the number of each version that arrives.
+    """
+
+    def __init__(
+        self, cluster: Cluster, lengths: Lengths | None = None, at_version: Callable[[int], None] = lambda number: None
+    ) -> None:
         config, self._cluster = cluster.config, cluster
+        self._at_version = at_version
         self.scheduler = EventScheduler()
         self._scale = config.run.time_scale
         self._hop_s = cluster.overheads.hop_s
         (self._task,) = config.prompts.mixture
         self.measurement = Measurement(cluster)
         emulation = config.rollout.emulation
-        self._lengths = open_lengths(emulation.lengths)
+        self._lengths = lengths or open_lengths(emulation.lengths)
         speculation = emulation.speculation if config.rollout.speculation else None
         self._roofline = Roofline(emulation.roofline, emulation.stride, speculation)
         self._scheduling = emulated_scheduling(
@@ -247,6 +253,8 @@ class PredictedWorld:
         self._send(RELAY, [manifest])
         for replica in self.replicas.values():
             replica.announce(version)
+        if number:
+            self._at_version(number)
         if number >= goal:
             self.scheduler.stop()
 
