@@ -40,7 +40,7 @@ WINDOW = 3
 GAIN = 0.05
 """Share of a step's time that a change must gain."""
 FULL = 0.9
-"""Use of a KV cache at which a replica does all it can."""
+"""Use of the KV caches at which replicas do all they can, while the trainer does not wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,8 @@ class SplitRun:
         seconds = (end - begin) / len(steps)
         busy = sum(step.ends - step.begins for step in steps) / len(steps)
         uses = [use for beats in self._world.measurement.beats.values() for at, use, *_ in beats if begin <= at <= end]
-        share = min(1.0, float(np.mean(uses)) / FULL) if uses else 1.0
+        waits = seconds - busy > GAIN * seconds  # a trainer that waits shows that replicas do all they can
+        share = 1.0 if waits or not uses else min(1.0, float(np.mean(uses)) / FULL)
         return Work(busy * self._trainer, seconds * share * (self._machines - self._trainer), seconds)
 
 
