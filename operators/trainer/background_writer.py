@@ -7,24 +7,19 @@ the step waits for them.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import torch
 
 from infra.models.device_copies import synchronize, use_own_stream
-from infra.runners.stopping import STOPPING
-from operators.trainer.rendezvous import RankLost, Rendezvous
+from operators.trainer.rendezvous import RankLost, Rendezvous, notes_of_others
 from operators.trainer.weight_parts import WeightPart
 
 Write = Callable[[WeightPart], None]
 
 _THREADS = {"cuda": 4}
 """Threads that write: one alone copies from pinned to shared memory slower than a GPU sends. On a CPU it is one."""
-_POLL_S = 0.005
-_STOP_WAIT_S = 20.0
-"""How long a rank that stops waits for the others."""
 
 
 class BackgroundWriter:
@@ -66,14 +61,9 @@ class BackgroundWriter:
     def wait_for_all(self, number: int) -> None:
         """Wait, on rank 0, until every rank has written publication `number`. Raises RankLost if one has ended."""
         self.wait()
-        stopping_since = float("inf")
-        for rank in range(1, self._rendezvous.ranks.count):
-            while int(self._rendezvous.posted(_note(rank)) or -1) < number:
-                if STOPPING.is_set():
-                    stopping_since = min(stopping_since, time.monotonic())
-                if self._closed.wait(_POLL_S) or time.monotonic() - stopping_since > _STOP_WAIT_S:
-                    raise RankLost(f"rank {rank} has not written its part of a version: this rank stops")
-                self._rendezvous.check()
+        for rank, note in notes_of_others(self._rendezvous, _note, self._closed, lambda note: int(note) >= number):
+            if note is None:
+                raise RankLost(f"rank {rank} has not written its part of a version: this rank stops")
 
     def close(self) -> None:
         """Stop waiting for other ranks: a version that is not written stays so."""

@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 
 from infra.models.device_copies import synchronize, use_own_stream
-from infra.runners.stopping import STOPPING
 from infra.storage import StorageFolder
 from operators.trainer.checkpoint import complete_checkpoint, find_checkpoints, write_checkpoint, write_part
 from operators.trainer.checkpoint_files import RankFile, TrainerPosition
 from operators.trainer.learner_state import LearnerState
 from operators.trainer.persist import CheckpointError, persist
 from operators.trainer.rank_training import RankTraining
+from operators.trainer.rendezvous import notes_of_others
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import PolicyVersion
-
-STOP_WAIT_S = 20.0
-"""How long a rank that stops waits for the parts of the others."""
-_POLL_S = 0.02
 
 
 class CheckpointWriter:
@@ -115,16 +111,11 @@ class CheckpointWriter:
 
     def _complete(self, own: Future[RankFile], state: LearnerState, position: TrainerPosition) -> None:
         """Wait for the parts of all ranks, then write the manifest. Raises RankLost if one of them has ended."""
-        files, stopping_since = [own.result()], float("inf")
-        for rank in range(1, self._training.ranks.count):
-            while (note := self._training.rendezvous.posted(_note(position, rank))) is None:
-                if STOPPING.is_set():
-                    stopping_since = min(stopping_since, time.monotonic())
-                if self._closed.wait(_POLL_S) or time.monotonic() - stopping_since > STOP_WAIT_S:
-                    raise CheckpointError(
-                        f"checkpoint {position.version} lacks the part of rank {rank}: this rank stops"
-                    )
-                self._training.rendezvous.check()
+        files = [own.result()]
+        of_rank = partial(_note, position)
+        for rank, note in notes_of_others(self._training.rendezvous, of_rank, self._closed, lambda note: True):
+            if note is None:
+                raise CheckpointError(f"checkpoint {position.version} lacks the part of rank {rank}: this rank stops")
             files.append(RankFile(**json.loads(note)))
         tries = self._config.checkpoint_tries
         persist(lambda: complete_checkpoint(self._checkpoints, state, position, files, **self._keep()), tries)

@@ -42,6 +42,8 @@ FIRST_WARNING_S, WARNING_S = 30.0, 60.0
 """A rank that waits for others warns after so long, and then as often."""
 _OPEN = "open"
 """The key of an open store; its value is the store's address."""
+STOP_WAIT_S = 20.0
+"""How long a rank that stops waits for what the others write."""
 _POLL_S = 0.02
 _WATCH_S = 1.0
 _COLLECTIVE_FAILURES = ("gloo/", "Gloo", "NCCL")
@@ -84,6 +86,25 @@ class Rendezvous:
             return self.store.get(name).decode() if self.store.check([name]) else None
         except RuntimeError as error:
             raise RankLost("rank 0 has ended: its store does not answer") from error
+
+
+def notes_of_others(
+    rendezvous: Rendezvous, key: Callable[[int], str], closed: threading.Event, enough: Callable[[str], bool]
+) -> Iterator[tuple[int, str | None]]:
+    """Each rank after 0 with its note under `key(rank)`, once that is posted and `enough`.
+
+    The note is None if `closed` is set first, or if this process has been stopping for `STOP_WAIT_S`. Raises RankLost.
+    """
+    stopping_since = float("inf")
+    for rank in range(1, rendezvous.ranks.count):
+        while (note := rendezvous.posted(key(rank))) is None or not enough(note):
+            if STOPPING.is_set():
+                stopping_since = min(stopping_since, time.monotonic())
+            if closed.wait(_POLL_S) or time.monotonic() - stopping_since > STOP_WAIT_S:
+                note = None
+                break
+            rendezvous.check()
+        yield rank, note
 
 
 @contextmanager

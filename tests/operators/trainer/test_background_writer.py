@@ -12,7 +12,7 @@ import torch.distributed as dist
 from trainer_batches import make_batch, save_tiny_model
 
 from infra.runners.stopping import STOPPING
-from operators.trainer import background_writer
+from operators.trainer import rendezvous
 from operators.trainer.background_writer import BackgroundWriter
 from operators.trainer.config import LearnerConfig, LoraConfig
 from operators.trainer.learner import Learner
@@ -114,7 +114,7 @@ def test_rank_0_waits_for_no_rank_that_has_ended(monkeypatch: pytest.MonkeyPatch
     if ends == "close":
         writer.close()
     elif ends == "stop":
-        monkeypatch.setattr(background_writer, "_STOP_WAIT_S", 0.0)
+        monkeypatch.setattr(rendezvous, "STOP_WAIT_S", 0.0)
         STOPPING.set()
     else:
         store.add("rejoins", 1)
