@@ -18,21 +18,18 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.predicted_departures import Departures
+from benchmarks.preemption import EXAMPLE, endless_cluster
 from operators.rollout.response_lengths import Lengths, open_lengths
-from pipelines.config import load_config
-from pipelines.simulate.prediction.cluster import Cluster
 from pipelines.simulate.prediction.world import PredictedWorld
 from schemas.identity import parse_trajectory_id
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "emulated.toml"
-BATCH, SAMPLES = 256, 16
+BATCH = 256
 BASE = 4
 """Machines of the emulated trainer whose times the configuration has."""
 WINDOW = 3
@@ -92,18 +89,17 @@ class SplitRun:
 
     def __init__(self, options: argparse.Namespace, trainer: int, *, elastic: bool) -> None:
         self._options, self._elastic, self._machines = options, elastic, options.machines
-        changes = (
-            *(f"run.seed={options.seed}", "run.time_scale=1", f"rollout.replicas={options.machines - 1}"),
-            *(
-                "placement.repack_s=5",
-                "rollout.heartbeat_s=1",
-                f"experience.global_batch={BATCH}",
-                "placement.admitted_batches=6",
-            ),
-            *(f"trainer.optimizer_steps={options.steps}", "trainer.emulation.step_s=[[0, 5.0], [1_000_000, 46.0]]"),
+        cluster = endless_cluster(
+            EXAMPLE,
+            options.seed,
+            f"rollout.replicas={options.machines - 1}",
+            f"experience.global_batch={BATCH}",
+            "placement.admitted_batches=6",
+            f"trainer.optimizer_steps={options.steps}",
+            "trainer.emulation.step_s=[[0, 5.0], [1_000_000, 46.0]]",
         )
-        cluster = Cluster(load_config(EXAMPLE, list(changes)))
-        prompts, most = options.steps * BATCH // SAMPLES, cluster.config.prompts.mixture[0].max_new_tokens
+        (task,) = cluster.config.prompts.mixture
+        prompts, most = options.steps * BATCH // task.samples_per_prompt, task.max_new_tokens
         lengths = growing(open_lengths(cluster.config.rollout.emulation.lengths), options.growth, prompts, most)
         self._world = PredictedWorld(cluster, lengths, self._at_version)
         self._departures = Departures(self._world)
