@@ -7,8 +7,8 @@ Ranks are processes that shard a random model of 33 M parameters over gloo, and 
 shared memory. With `--remote` all ranks but the first are as on another machine: they send their parts to it. The stall
 is the time until a rank can begin the next update, which computes its gradients while the weights are written; the
 optimizer step waits for that ("written after"). It is beside one thread's copy of as many bytes, which alternates with
-it; figures are medians. Ranks share this machine's
-cores, so the times of several ranks are those of cores that take turns; CPU seconds are of rank 0 alone.
+it; figures are medians. Ranks share this machine's cores, so the times of several ranks are those of cores that take
+turns; CPU seconds are of rank 0 alone.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Publisher: the trainer's side of the relay tier. The trainer waits for one copy at most; the rest runs in a thread.
 
 `publish` copies the tensors into the store's memory and returns; those that write themselves may be written meanwhile.
-The thread then hashes and seals the version,
-publishes the manifest to the relay topic, evicts old versions, and reserves memory for the next version. At most one
-version is pending: a publish before it is complete may be skipped, and its batches go into the next manifest.
+The thread then hashes and seals the version, publishes the manifest to the relay topic, evicts old versions, and
+reserves memory for the next version. At most one version is pending: a publish before it is complete may be skipped,
+and its batches go into the next manifest.
 """
 
 from __future__ import annotations
