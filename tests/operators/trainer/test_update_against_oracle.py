@@ -44,9 +44,8 @@ OTHERS: tuple[dict[str, Any], ...] = (
 TOLERANCE = 1e-5
 """Of losses, relative to the sum of their absolute terms, and of gradients, relative to their L2 norm. Two exceptions:
 `SEQUENCE_TOLERANCE`, and mini-batches with gradients smaller than the update's mean (`check_gradients`)."""
-BFLOAT16_TOLERANCE = 0.03
-K3_IN_REWARD_TOLERANCE = 0.05
-"""In bfloat16: k3 has the exponential of a difference of rounded log-probabilities (4.4 % were measured)."""
+BFLOAT16_TOLERANCE = 0.06
+"""Processors round differently: at most 4.4 % were measured without AVX-512, and 3.2 % with AMX."""
 SEQUENCE_TOLERANCE = 3e-5
 """Of weights by sequence: each has the rounding of up to 9 tokens' log-probabilities, sqrt(9) times that of one."""
 
@@ -210,8 +209,7 @@ def test_bfloat16_update_approximates_the_oracle_in_more_cases(folder: Path, cas
 
 
 def check_bfloat16(folder: Path, config: LearnerConfig) -> None:
-    of_reward = config.algorithm.kl_in == "reward" and config.algorithm.kl_kind == "k3"
-    check(folder, in_bfloat16(config), K3_IN_REWARD_TOLERANCE if of_reward else BFLOAT16_TOLERANCE)
+    check(folder, in_bfloat16(config), BFLOAT16_TOLERANCE)
 
 
 def in_bfloat16(config: LearnerConfig) -> LearnerConfig:
