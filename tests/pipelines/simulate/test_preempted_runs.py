@@ -45,7 +45,7 @@ def test_preempted_run_loses_no_trajectory_and_few_tokens(notice_s: float) -> No
 def test_generation_is_back_after_the_loss_of_a_replica() -> None:
     changes = {"placement__heartbeat_timeout_s": 3.0, "rollout__progress_s": 2.0, "placement__admitted_batches": 6}
     cluster = small_cluster(trainer__optimizer_steps=10**6, **changes)
-    soon, never = recover(cluster, 1, [4.0, math.inf], at_s=40, until_s=70)
+    soon, never = recover([cluster], 1, [4.0, math.inf], at_s=40, until_s=70)
     assert 0.0 < soon.back_s <= never.back_s
     assert soon.back_s < 20.0
     assert never.lowest < 0.8
