@@ -74,6 +74,7 @@ def join_parts(parts: Sequence[MicroBatch]) -> TrainingBatch:
     staleness = _column(parts, "staleness", np.int64)
     temperatures = _column(parts, "temperatures", np.float32)
     truncated = _column(parts, "truncated", np.bool_)
+    epochs, numbers = (_column(parts, name, np.int64) for name in ("version_epochs", "version_numbers"))
     for name, column in (
         ("lengths", lengths),
         ("prompt_lengths", prompt_lengths),
@@ -81,6 +82,8 @@ def join_parts(parts: Sequence[MicroBatch]) -> TrainingBatch:
         ("temperatures", temperatures),
         ("truncated", truncated),
         ("staleness", staleness),
+        ("version_epochs", epochs),
+        ("version_numbers", numbers),
     ):
         _same_length(parts[0].batch, "sequences", len(ids), name, column)
     _reject(
@@ -129,11 +132,7 @@ def join_parts(parts: Sequence[MicroBatch]) -> TrainingBatch:
         context_trained=np.diff(np.append(0, np.cumsum(loss_mask))[np.append(edges, len(token_ids))]),
         context_rewards=_context_rewards(parts, ids, contexts),
         trajectory_ids=ids,
-        versions=tuple(
-            PolicyVersion(int(epoch), int(number))
-            for part in parts
-            for epoch, number in zip(part.version_epochs.to_pylist(), part.version_numbers.to_pylist(), strict=True)
-        ),
+        versions=tuple(map(PolicyVersion, epochs.tolist(), numbers.tolist())),
     )
 
 

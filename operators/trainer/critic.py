@@ -25,10 +25,10 @@ class Critic(nn.Module):
         folder: Path,
         device: torch.device,
         *,
-        gradient_checkpointing: bool = False,
-        precision: Precision = "float32",
-        mesh: DeviceMesh | None = None,
-        keep_gathered: bool = False,
+        gradient_checkpointing: bool,
+        precision: Precision,
+        mesh: DeviceMesh | None,
+        keep_gathered: bool,
     ) -> None:
         super().__init__()
         self._precision = precision

@@ -119,7 +119,7 @@ class TokenMetrics:
             return dict(self.recorded)
         means = {name: value / tokens for name, value in zip(_TOKEN_NAMES, sums, strict=True)}
         squares = means.pop("_ratio_squares")
-        means["ess"] = means["importance_ratio/mean"] ** 2 / squares if squares else 0.0
+        means["ess"] = means["importance_ratio/mean"] ** 2 / squares
         means["importance_ratio/max"] = largest
         if not self.has_kl_penalty:
             del means["kl/ref"]

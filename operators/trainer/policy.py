@@ -26,7 +26,7 @@ from operators.trainer.token_scores import token_scores
 from operators.trainer.trained_model import reject_unmatched_groups
 
 
-def trainable_model(folder: Path, *, gradient_checkpointing: bool = False) -> PreTrainedModel:
+def trainable_model(folder: Path, *, gradient_checkpointing: bool) -> PreTrainedModel:
     """The causal language model in `folder`, float32, without weights (see `infra/models/empty_model.py`), in
     evaluation mode (no dropout: π must be the rollout's distribution).
 
@@ -48,7 +48,7 @@ def trainable_model(folder: Path, *, gradient_checkpointing: bool = False) -> Pr
     return model
 
 
-def check_trainable(folder: Path, config: LearnerConfig, context_ranks: int = 1) -> None:
+def check_trainable(folder: Path, config: LearnerConfig, context_ranks: int) -> None:
     """Raise ValueError or OSError if a learner would refuse the model in `folder`, as far as that is known without its
     weights."""
     model = trainable_model(folder, gradient_checkpointing=config.gradient_checkpointing)

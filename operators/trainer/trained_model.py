@@ -39,7 +39,7 @@ class TrainedModel:
         """Clear the gradients."""
         self._optimizer.zero_grad()
 
-    def step(self, rate: float, finite: bool = True) -> float:
+    def step(self, rate: float, *, finite: bool) -> float:
         """Clip the gradient, take a step with learning rate `rate`, and return the gradient's 2-norm before clipping.
 
         A gradient that is not finite takes no step. Neither does one whose loss is not `finite` on some rank: its norm

@@ -146,15 +146,20 @@ def planted(source: str, what: str, changes: Sequence[tuple[str, str]]) -> Mutan
 
 
 def place(tree: ast.Module, line: int) -> tuple[tuple[int, int], bool]:
-    """First and last line of the statement at `line`, without its body, and whether it is in a function's body."""
+    """First and last line of the statement at `line`, without its body, and whether it is in a function's body.
+
+    The default of a parameter is in the body of its function, which reads it.
+    """
     found, in_function = (line, line), False
     for node in ast.walk(tree):
         if not isinstance(node, ast.stmt) or not node.lineno <= line <= (node.end_lineno or node.lineno):
             continue
         body: list[ast.stmt] = getattr(node, "body", [])
         found = (node.lineno, max(node.lineno, body[0].lineno - 1) if body else node.end_lineno or node.lineno)
-        if isinstance(node, ast.FunctionDef) and line >= body[0].lineno:
+        if isinstance(node, ast.FunctionDef):
             in_function = True
+            if line < body[0].lineno:
+                found = (body[0].lineno, node.end_lineno or node.lineno)
     return found, in_function
 
 

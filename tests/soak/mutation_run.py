@@ -34,8 +34,9 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,7 +80,7 @@ TESTS = (
     *("losses", "advantages", "algorithms", "losses_against_verl", "optimizer", "trainer_packing", "training_batch"),
     *("update_against_oracle", "learner", "temperature", "lora", "bfloat16", "model_families", "trainer_checkpoint"),
     *("mismatch", "nonfinite_gradients", "presets", "context_parallel", "published_names", "learner_contract", "ranks"),
-    "token_scores",
+    *("token_scores", "learner_state", "update_metrics", "loaded_policy"),
 )
 TOGETHER = {
     "test_update_against_oracle.py": "of_two_ranks",
@@ -92,6 +93,8 @@ RESULTS = Path(__file__).with_name("mutation_results.json")
 SURVIVORS = Path(__file__).with_name("survivors.json")
 NEAR_LINES, NEAR_KILLS = 12, 20
 """Kills of mutants at most so many lines away count as so many."""
+SWAPPED_S = 5.0
+"""CPU seconds of the tests of a mutant of an import, before they run in an interpreter that imports it."""
 START_S = 120.0
 """Seconds within which an interpreter has imported everything."""
 RESULT = "RESULT "
@@ -146,16 +149,20 @@ def main(arguments: list[str]) -> int:
 def try_mutants(tree: Path, options: argparse.Namespace, tests: ForkedTests) -> int:
     """Print the results of this worker's mutants without one, tested in forks of this process; 1 without covers."""
     trainer = tree / "operators" / "trainer"
-    tested = digest([*trainer.rglob("*.py"), *(tree / "tests").glob("*.py"), *(tree / TESTS_FOLDER).rglob("*.py")])
+    helpers = [file for file in (tree / TESTS_FOLDER).rglob("*.py") if not file.name.startswith("test_")]
+    sources = [*trainer.rglob("*.py"), *(tree / "tests").glob("*.py"), *helpers]
+    tested = digest([*sources, *(tree / TESTS_FOLDER).rglob("test_*.py")])
     with open(tree.parents[1] / "coverage.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the first worker measures, the others then read its file
-        covers = measure(tests, trainer, tree.parents[1] / "coverage.json", tested)
+        covers = measure(tests, trainer, tree.parents[1] / "coverage.json", digest(sources))
     if covers is None:
         return 1
     results = read_results(RESULTS)
     names = {member: name for name, members in tests.members.items() for member in members}
     for module in options.only:
         all_mutants = mutants_of(module, (trainer / f"{module}.py").read_text())
+        # The same mutant of an earlier source of the module is likely to fail the same test.
+        before_change = {each["mutant"]: killer_of(each) for each in results.values() if each["module"] == module}
         for key, mutant in all_mutants.items():
             if int(key, 16) % options.jobs != options.worker:
                 continue
@@ -164,7 +171,8 @@ def try_mutants(tree: Path, options: argparse.Namespace, tests: ForkedTests) -> 
                 began = time.monotonic()
                 killers = {each: killer_of(results[each]) for each in all_mutants.keys() & results.keys()}
                 kills = kills_near(mutant, {all_mutants[each]: names.get(at, at) for each, at in killers.items()})
-                first = [names.get(name, name) for name in (PLANTED_FOR.get(mutant.what), killers.get(key)) if name]
+                known = (PLANTED_FOR.get(mutant.what), killers.get(key), before_change.get(mutant.what))
+                first = [names.get(name, name) for name in known if name]
                 chosen = within(options.budget, candidates(mutant, module, covers, kills), covers)
                 tried = list(dict.fromkeys([*(name for name in first if name in covers), *chosen]))
                 failed = first_failure(tests, trainer, module, mutant, tried, covers)
@@ -262,7 +270,10 @@ def first_failure(
     source = path.read_text()
     path.write_text(mutant.source)
     limits = {name: covers[name].limit_s for name in names}
-    failed = tests.first_failure(limits, functools.partial(swap_code, loaded, mutant.source))
+    first = names if mutant.function else within(SWAPPED_S, names, covers)
+    failed = tests.first_failure(
+        {name: limits[name] for name in first}, functools.partial(swap_code, loaded, mutant.source)
+    )
     if (failed == "-" and not mutant.function) or failed.startswith("import: "):
         failed = fresh_failure(module, {each: limits[name] for name in names for each in tests.members[name]})
     path.write_text(source)
@@ -292,7 +303,7 @@ def fresh_failure(module: str, limits: dict[str, float]) -> str:
     if not limits:
         return "-"
     settings = ["-x", "-v", "-rfE", "-p", "no:cacheprovider", "-m", "not soak"]
-    printed, status = watched([sys.executable, "-m", "pytest", *settings, *sorted(limits)], limits)
+    printed, status = watched([sys.executable, "-m", "pytest", *settings, *limits], limits)
     if status is None:
         return TIME_OUT + printed.rpartition("\n")[2].strip()
     if status == 0:
@@ -316,29 +327,37 @@ def watched(command: Sequence[str], limits: dict[str, float]) -> tuple[str, int 
             kill_session(process.pid)
 
 
-def measure(tests: ForkedTests, trainer: Path, file: Path, tested: str) -> dict[str, Cover] | None:
-    """The cover of every test, from `file` as far as it has them of these sources; None if a test fails as it is."""
+def measure(tests: ForkedTests, trainer: Path, file: Path, sources: str) -> dict[str, Cover] | None:
+    """The cover of every test; None if a test fails as it is.
+
+    Those in `file` are kept, as far as they are of these `sources` and of the test's file as it is.
+    """
     saved = json.loads(file.read_text()) if file.exists() else {}
-    found = saved["tests"] if saved.get("tested") == tested else {}
-    covers = {name: Cover(**each) for name, each in found.items()}
+    done: dict[str, dict[str, Any]] = saved["tests"] if saved.get("sources") == sources else {}
     for name in tests.names:
-        if name not in covers:
+        of = digest([Path(name.partition("::")[0])])
+        if name not in done or done[name]["file"] != of:
             if (cover := tests.cover(name, trainer)) is None:
                 print(f"{name} fails without a mutant")
                 return None
-            covers[name] = cover
-            done = {each: asdict(cover) for each, cover in covers.items()}
-            write_atomically(file, json.dumps({"tested": tested, "tests": done}))
-    return {name: covers[name] for name in tests.names}
+            done[name] = {"file": of, **asdict(cover)}
+            write_atomically(file, json.dumps({"sources": sources, "tests": done}))
+    return {name: Cover(*(done[name][each.name] for each in fields(Cover))) for name in tests.names}
 
 
 def candidates(mutant: Mutant, module: str, covers: dict[str, Cover], kills: Counter[str]) -> list[str]:
-    """The tests that run the mutant in any process, by kills per CPU second, then cheapest first."""
+    """The tests that run the mutant in any process, by kills per CPU second, then cheapest first.
+
+    A mutant of an import runs in each that runs a line of the module; those of its own file may only read its values.
+    """
     first, last = mutant.lines
     chosen = []
     for name, cover in covers.items():
         lines = cover.lines.get(module, [])
-        runs = any(first <= line <= last for line in lines) if mutant.function else bool(lines)
+        if mutant.function:
+            runs = any(first <= line <= last for line in lines)
+        else:
+            runs = bool(lines) or f"/test_{module}.py::" in name
         if runs:
             chosen.append((-kills[name] / max(cover.cpu_s, 0.01), cover.cpu_s, name))
     return [name for *_, name in sorted(chosen)]

@@ -101,6 +101,7 @@ def test_mutants_have_the_lines_of_their_statement() -> None:
     found = {mutant.what: (mutant.lines, mutant.function) for mutant in mutants(SOURCE)}
     assert found["20.5 to 41.0: LIMIT = 20.5"] == ((3, 3), False)
     assert found["min to max: return max(least, min(value, LIMIT))"] == ((6, 6), True)
+    assert found["0 to 1: def limited(value, least=0):"] == ((6, 6), True)  # read in the body
     assert found["1 to 2: x: int = 1"] == ((9, 9), False)
 
 

@@ -46,13 +46,13 @@ def record_steps(trained: TrainedModel, forced: list[OptimizerStep] | None = Non
         steps.append(OptimizerStep(weights()))
         begin()
 
-    def recorded_step(rate: float, finite: bool = True) -> float:
+    def recorded_step(rate: float, *, finite: bool) -> float:
         gradients = {name: parameter.grad for name, parameter in parameters.items()}
         steps[-1].gradient = {
             name: torch.zeros_like(parameters[name]) if gradient is None else gradient.clone()
             for name, gradient in gradients.items()
         }
-        steps[-1].norm, steps[-1].rate = step(rate, finite), rate
+        steps[-1].norm, steps[-1].rate = step(rate, finite=finite), rate
         steps[-1].after = weights()
         return steps[-1].norm
 

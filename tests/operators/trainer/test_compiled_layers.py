@@ -28,7 +28,7 @@ def eager_backend(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compiled_children(folder: Path) -> set[str]:
     """The children of a compiled model's layers that are compiled."""
-    model = trainable_model(folder)
+    model = trainable_model(folder, gradient_checkpointing=False)
     compile_layers(model)
     found = [child for layer in layers_of(model) for child in layer.named_children()]
     return {name for name, module in found if module._compiled_call_impl is not None}

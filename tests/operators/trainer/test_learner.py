@@ -281,7 +281,13 @@ def test_share_device_does_not_change_weights(folder: Path, name: AlgorithmName)
         digests.add(digest(learner))
         assert ("time/reference_load" in metrics) is share
         assert ("time/actor_offload" in metrics) is share
+        assert ("time/critic_offload" in metrics) is (share and name == "ppo")
     assert len(digests) == 1
+
+
+def test_model_that_is_alone_shares_the_device_with_nobody(folder: Path) -> None:
+    learner = Learner(LearnerConfig(share_device=True), folder)
+    assert "time/actor_offload" not in learner.update(make_batch())
 
 
 def test_offload_moves_the_reference_and_changes_no_weights(folder: Path) -> None:
@@ -365,6 +371,8 @@ def test_metrics_describe_the_batch(folder: Path) -> None:
     assert (tokens, samples) == pytest.approx((batch.lengths.sum(), 16))
     ratios = {"importance_ratio/mean", "importance_ratio/max", "mismatch/kl", "mismatch/abs_mean", "mismatch/abs_max"}
     assert ratios <= set(metrics)
+    assert metrics["mismatch/above_bound"] == 1  # the logprobs are random
+    assert "kl/ref" not in metrics
     assert 0 < metrics["ess"] < 1
     assert 0 < metrics["entropy"] < math.log(300)
     assert metrics["kl/mismatch"] > 0

@@ -108,7 +108,7 @@ def test_restore_rejects_another_lora_rank(folder: Path) -> None:
 )
 def test_learner_rejects_lora_targets_it_cannot_train(folder: Path, targets: tuple[str, ...], reason: str) -> None:
     config = LearnerConfig(lora=LoraConfig(rank=2, targets=targets))
-    for refuse in (partial(Learner, config, folder), partial(check_trainable, folder, config)):
+    for refuse in (partial(Learner, config, folder), partial(check_trainable, folder, config, 1)):
         with pytest.raises(ValueError, match=rf"^trainer\.learner\.lora\.targets: {reason}"):
             refuse()
 

@@ -23,6 +23,11 @@ def test_mismatch_counts_only_fresh_sequences() -> None:
     behaviour = torch.tensor([-1.0, -2.0, -3.0, -4.0])
     found.add(torch.tensor([-1.0, -1.5, -9.0, -9.0]), behaviour, torch.tensor([0, 0, 1, 1]))
     values = found.means()
+    found.add(torch.tensor([-2.0]), torch.tensor([-1.0]), torch.tensor([0]))
+    of_both = found.means()
+    assert (of_both["mismatch/abs_mean"], of_both["mismatch/abs_max"], of_both["mismatch/share_above_1"]) == (0.5, 1, 0)
+    found.add(torch.tensor([-1.0]), torch.tensor([-1.25]), torch.tensor([0]))
+    assert found.means()["mismatch/abs_max"] == 1
     assert values["mismatch/abs_mean"] == 0.25
     assert values["mismatch/abs_max"] == 0.5
     assert values["mismatch/kl"] == pytest.approx((2.718281828**0.5 - 1.5) / 2)
@@ -51,6 +56,11 @@ def test_mismatch_above_the_bound_is_logged_once(caplog: pytest.LogCaptureFixtur
             assert metrics["mismatch/above_bound"] == (kl != 0.001)
         alarm.check({})
     assert [record.getMessage().count("Likely causes") for record in caplog.records] == [1, 1]
+
+
+def test_first_mismatch_above_the_bound_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    MismatchAlarm(0.01).check({"mismatch/kl": 0.02})
+    assert "Likely causes" in caplog.text
 
 
 def test_mismatch_is_of_the_first_optimizer_step(tmp_path: Path) -> None:

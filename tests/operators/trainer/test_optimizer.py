@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from operators.trainer import trained_model as optimizers
 from operators.trainer.config import LearnerConfig, ParameterGroup
 from operators.trainer.presets import learning_rate
-from operators.trainer.trained_model import build_optimizer, move_state, reject_unmatched_groups
+from operators.trainer.trained_model import TrainedModel, build_optimizer, move_state, reject_unmatched_groups
 
 CONSTANT = LearnerConfig(learning_rate=1.0, warmup_steps=4)
 COSINE = LearnerConfig(learning_rate=1.0, warmup_steps=2, schedule="cosine", total_steps=10, final_learning_rate=0.2)
@@ -108,3 +109,24 @@ def test_move_state_waits_for_the_tensors_devices(monkeypatch: pytest.MonkeyPatc
             move_state(optimizer, device)
             assert [value.device for value in state.values()] == expected
     assert waits == [{gpu, host}, {gpu, host}]
+
+
+@pytest.mark.parametrize("offload", [(), ("moments",)])
+def test_model_moves_with_the_moments_that_are_not_offloaded(
+    offload: tuple[Literal["moments"], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = TrainedModel(torch.nn.Linear(2, 2), LearnerConfig(offload=offload), lambda: None)
+    moves: list[tuple[str, torch.device]] = []
+    monkeypatch.setattr(optimizers, "move_module", lambda _, device: moves.append(("weights", device)))
+    monkeypatch.setattr(optimizers, "move_state", lambda _, device: moves.append(("moments", device)))
+    device = torch.device("meta")
+    model.move(device)
+    assert moves == [("weights", device), *([] if offload else [("moments", device)])]
+
+
+def test_step_has_the_rate_times_the_factor_of_its_group() -> None:
+    groups = (ParameterGroup(match="bias", learning_rate_factor=0.5),)
+    model = TrainedModel(torch.nn.Linear(2, 2), LearnerConfig(parameter_groups=groups), lambda: None)
+    model.zero_grad()
+    assert model.step(0.01, finite=True) == 0
+    assert [(group["factor"], group["lr"]) for group in model._optimizer.param_groups] == [(1.0, 0.01), (0.5, 0.005)]

@@ -17,9 +17,11 @@ from operators.trainer.learner import Learner
 from operators.trainer.presets import (
     PRESETS,
     UNCLIPPED,
+    Correction,
     algorithm_problem,
     clip_can_bind,
     optimizer_steps,
+    resolve_preset,
     unused_clip_warning,
     unused_settings,
 )
@@ -66,6 +68,11 @@ def test_defaults_are_those_of_a_pretrained_model() -> None:
     assert (preset.aggregation, preset.correction.kind, preset.correction.cap) == ("token_mean", "truncate", 2.0)
     assert (config.learning_rate, config.warmup_steps, config.critic.learning_rate) == (1e-6, 10, 1e-5)
     assert optimizer_steps(config) == (1, 1)
+
+
+def test_weight_of_a_preset_without_one_has_the_default_cap() -> None:
+    algorithm = AlgorithmConfig(name="cispo", correction="truncate")
+    assert resolve_preset(algorithm).correction == Correction("truncate", cap=2.0)
 
 
 def test_steps_of_the_configuration_override_those_of_the_preset() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from trainer_batches import make_batch, save_tiny_model, with_floats
 
-from operators.trainer.batch import join_parts
+from operators.trainer.batch import concatenate, join_parts, reject_unknown_tokens
 from operators.trainer.config import AlgorithmConfig, LearnerConfig
 from operators.trainer.global_batch_metadata import gather_metadata
 from operators.trainer.learner import Learner
@@ -99,13 +99,88 @@ def test_join_parts_names_a_malformed_sequence() -> None:
         ([5, 5], "not rising positions"),
         ([-1], "not rising positions"),
         ([10**6], "not rising positions"),
+        ([9], "not rising positions"),
         ([0], "begins with a break"),
     ],
 )
 def test_join_parts_rejects_invalid_breaks(breaks: list[int], reason: str) -> None:
-    (row,) = make_batch()
+    row = shortest(lengths=(5, 4))
+    assert len(row.token_ids) == 9
     with pytest.raises(ValueError, match=reason):
         join_parts([replace(row, breaks=columns.integers(breaks))])
+
+
+def shortest(lengths: tuple[int, ...]) -> MicroBatch:
+    """Sequences of a prompt of one token, of which nothing is trained."""
+    (row,), count = make_batch(), len(lengths)
+    tokens = sum(lengths)
+    return replace(
+        row,
+        token_ids=columns.token_ids([1] * tokens),
+        logprobs=columns.floats([0.0] * tokens),
+        loss_mask=columns.flags([False] * tokens),
+        lengths=columns.integers(lengths),
+        prompt_lengths=columns.integers([1] * count),
+        rewards=columns.floats([0.0] * count),
+        temperatures=columns.floats([1.0] * count),
+        truncated=columns.flags([False] * count),
+        trajectory_ids=tuple(f"p0.{sample}" for sample in range(count)),
+        **{
+            name: columns.integers([0] * count)
+            for name in ("version_epochs", "version_numbers", "staleness", "lineage_partitions", "lineage_offsets")
+        },
+    )
+
+
+def test_join_parts_takes_any_lengths_and_breaks_that_fit() -> None:
+    alone = join_parts([shortest((4,))])
+    assert alone.lengths.tolist() == [4]
+    prompt = replace(shortest((4,)), prompt_lengths=columns.integers([4]))
+    assert join_parts([prompt]).prompt_lengths.tolist() == [4]
+    adjacent = join_parts([replace(shortest((5, 4)), breaks=columns.integers([2, 3]))])
+    assert adjacent.context_lengths.tolist() == [2, 1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "reason"),
+    [
+        ((2, -1, 4), "p0.1 has a length below 0"),
+        ((-1, 6, 0), r"p0.0 \(and 1 more\) has a length"),
+        ((3, 2, 0), "p0.2 has no prompt"),
+    ],
+)
+def test_join_parts_rejects_impossible_lengths(lengths: tuple[int, ...], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        join_parts([replace(shortest((2, 1, 2)), lengths=columns.integers(lengths))])
+
+
+def test_conversations_keep_their_places_in_later_parts() -> None:
+    first = replace(two_conversations([1.0, 2.0, 3.0]), index=0)
+    second = replace(two_conversations([4.0, 5.0, 6.0]), index=1, trajectory_ids=("p1.0", "p1.1"))
+    batch = join_parts([first, second])
+    assert batch.contexts.tolist() == [2, 1, 2, 1]
+    assert batch.context_lengths.tolist() == [3, 3, 2, 3, 3, 2]
+    assert batch.context_trained.tolist() == [2, 1, 1, 2, 1, 1]
+    assert batch.context_rewards.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    of_all = join_parts([replace(each, context_rewards=columns.floats([])) for each in (first, second)])
+    assert of_all.context_rewards.tolist() == [0.5, 0.5, 0.0, 0.5, 0.5, 0.0]
+
+
+def test_batches_are_concatenated() -> None:
+    one, other = (join_parts(make_batch(number=number)) for number in (0, 1))
+    assert concatenate([one]) is one
+    both = concatenate([one, other])
+    assert both.trajectory_ids == (*one.trajectory_ids, *other.trajectory_ids)
+    assert both.starts.tolist() == [*one.starts, *(other.starts + len(one.token_ids))]
+    assert both.versions == (*one.versions, *other.versions)
+
+
+def test_token_ids_of_the_whole_vocabulary_are_known() -> None:
+    row = shortest((2, 2))
+    batch = join_parts([replace(row, token_ids=columns.token_ids([0, 1, 2, 3]))])
+    reject_unknown_tokens(batch, 4)
+    with pytest.raises(ValueError, match=r"p0.1 has a token id outside the model's vocabulary of 3"):
+        reject_unknown_tokens(batch, 3)
 
 
 def test_join_parts_rejects_a_trained_first_token_of_a_context() -> None:
@@ -117,7 +192,10 @@ def test_join_parts_rejects_a_trained_first_token_of_a_context() -> None:
 
 @pytest.mark.parametrize(
     "column",
-    ["token_ids", "logprobs", "loss_mask", "lengths", "prompt_lengths", "rewards", "temperatures", "staleness"],
+    [
+        *("token_ids", "logprobs", "loss_mask", "lengths", "prompt_lengths", "rewards", "temperatures", "staleness"),
+        *("version_epochs", "version_numbers"),
+    ],
 )
 def test_join_parts_names_columns_of_wrong_length(column: str) -> None:
     (row,) = make_batch()

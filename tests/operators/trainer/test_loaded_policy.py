@@ -1,0 +1,82 @@
+"""How policies and their references are loaded, what is refused, and the micro-batches that they compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from trainer_batches import make_batch, save_experts, save_tiny_model
+
+from operators.trainer.batch import join_parts
+from operators.trainer.config import LearnerConfig
+from operators.trainer.context_parallel import ContextGroup
+from operators.trainer.packing import blank_micro_batch, micro_batches, pack, pack_tokens, plan_micro_batches
+from operators.trainer.policy import TOLERANCE, check_packed, check_trainable, load_policy
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("policy") / "model")
+
+
+def test_reference_computes_what_the_policy_does(folder: Path) -> None:
+    """Over sequences side by side, of which none attends to another."""
+    batch = join_parts(make_batch())
+    part = pack(batch, np.arange(len(batch)), CPU)
+    policy, reference = load_policy(folder, CPU), load_policy(folder, CPU, trained=False)
+    with torch.no_grad():
+        torch.testing.assert_close(reference(part.packed)[0], policy(part.packed)[0])
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_experts_compute_in_the_precision_of_the_model(folder: Path, precision: str) -> None:
+    """The grouped kernel computes in the weights' dtype, whatever autocast says."""
+    save_experts(experts := folder.with_name("experts"))
+    policy = load_policy(experts, CPU, precision=precision)  # type: ignore[arg-type]
+    assert (policy.model.config._experts_implementation == "eager") is (precision == "bfloat16")
+
+
+def test_model_without_heads_for_a_context_is_refused(folder: Path) -> None:
+    check_trainable(folder, LearnerConfig(), 2)
+    with pytest.raises(ValueError, match="context_ranks is 3, but the model has 2 attention heads"):
+        check_trainable(folder, LearnerConfig(), 3)
+
+
+def test_packed_logprobs_may_differ_by_a_share_of_the_largest() -> None:
+    plain = torch.tensor([-1.0, -100.0])
+    check_packed(plain + 0.005, plain, "float32")
+    with pytest.raises(ValueError, match="differ from those of its own forward"):
+        check_packed(plain + 0.02, plain, "float32")
+    with pytest.raises(ValueError, match="by nan of the largest"):
+        check_packed(plain * torch.nan, plain, "float32")
+    assert TOLERANCE["float32"] * 100 == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(("temperatures", "kept"), [((1.0, 1.0), None), ((2.0, 2.0), [2.0] * 3)])
+def test_temperatures_other_than_one_are_packed(temperatures: tuple[float, float], kept: list[float] | None) -> None:
+    mask = np.array([False, True, False, True, True])
+    packed = pack_tokens(np.arange(5), mask, np.array([2, 3]), CPU, np.array(temperatures, np.float32))
+    assert (None if packed.temperatures is None else packed.temperatures.tolist()) == kept
+
+
+def test_micro_batches_are_those_of_the_plan() -> None:
+    """A context group has the budget of all its ranks; a rank with the longest plan adds nothing blank."""
+    batch = join_parts(make_batch())
+    rows, budget = np.arange(len(batch)), int(batch.lengths.max())
+    for context in (ContextGroup(), ContextGroup(0, 2)):
+        plan = plan_micro_batches(batch.lengths, rows, budget * context.count)
+        found = list(micro_batches(batch, rows, budget, CPU, context=context))
+        assert [part.rows.unique().tolist() for part in found] == [sorted(part.tolist()) for part in plan]
+
+
+def test_blank_micro_batch_is_a_token_that_is_not_trained() -> None:
+    blank = blank_micro_batch(CPU)
+    assert blank.packed.token_ids.tolist() == [[0]]
+    lengths = [len(each) for each in (blank.packed.targets, blank.behaviour, blank.segments, blank.places, blank.rows)]
+    assert lengths == [0] * 5
+    assert blank.sequences == 1
+    assert blank.packed.layout.positions.tolist() == [[0]]
