@@ -32,6 +32,7 @@ from infra.runners.liveness import LIVENESS
 from infra.runners.local_server import wait_for_job_server
 from infra.runners.options import RunnerName, option_names, pipeline_options
 from infra.runners.stopping import STOPPING, stopping_on_signals
+from infra.runners.thread_switches import switch_threads_sooner
 from infra.runners.worker_pool import local_worker_pool
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,7 @@ def run_pipeline(
     ExposedOptions for options that would let other machines run code here, and ValueError for an unknown runner.
     """
     reduce_gc_frequency()
+    switch_threads_sooner()
     with stopping_on_signals():
         try:
             with _options(runner, beam_options) as named:

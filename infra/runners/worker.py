@@ -19,6 +19,7 @@ from infra.escaping import EscapingFormatter
 from infra.runners.garbage_collection import reduce_gc_frequency
 from infra.runners.liveness import LIVENESS
 from infra.runners.stopping import AT_END, STOPPING
+from infra.runners.thread_switches import switch_threads_sooner
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ def main(control_address: str, worker_id: str) -> None:
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     logging.getLogger("apache_beam").setLevel(logging.ERROR)
     reduce_gc_frequency()
+    switch_threads_sooner()
     code = 0
     try:
         harness = SdkHarness(control_address, worker_id=worker_id, state_cache_size=0, data_buffer_time_limit_ms=0)
