@@ -5,7 +5,7 @@
 Real placement and replicas with emulated engines, of a 32B model on machines of four H800; each machine is a replica or
 a fourth of the emulated trainer's 16 GPUs. The median response grows `--growth` times as long over the prompts of the
 run, as in the training of a model that learns to reason. Static arms keep the trainer's machines. The elastic arm
-decides at each version from what it has measured (`Work`): how long the trainer waited, and how full the KV caches
+decides at each version from what it has measured (`SideWork`): how long the trainer waited, and how full the KV caches
 were. A machine that leaves the rollouts hands its work over for up to `--notice` seconds; the trainer stands for
 `--reform` seconds when its machines change, and a replica starts after `--start` seconds.
 """
@@ -25,6 +25,7 @@ from rich.table import Table
 
 from benchmarks.predicted_departures import Departures
 from benchmarks.preemption import EXAMPLE, endless_cluster
+from operators.autoscaler.split import SideWork, changed_split, measured_work
 from operators.rollout.response_lengths import Lengths, open_lengths
 from pipelines.simulate.prediction.world import PredictedWorld
 from schemas.identity import parse_trajectory_id
@@ -34,19 +35,6 @@ BASE = 4
 """Machines of the emulated trainer whose times the configuration has."""
 WINDOW = 3
 """Steps over which the work of both sides is measured."""
-GAIN = 0.05
-"""Share of a step's time that a change must gain."""
-FULL = 0.9
-"""Use of the KV caches at which replicas do all they can, while the trainer does not wait."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a step took of each side, in seconds of one machine, and how long it was."""
-
-    trainer: float
-    rollouts: float
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +48,6 @@ class Split:
     changes: int
     machines: str
     """Of the trainer: at the begin and after each change."""
-
-
-def best_split(work: Work, machines: int) -> int:
-    """The machines of the trainer with which the slower side takes the least time."""
-    return min(range(1, machines), key=lambda count: max(work.trainer / count, work.rollouts / (machines - count)))
-
-
-def changed_split(work: Work, trainer: int, machines: int) -> int:
-    """The machines of the trainer from now on: the best ones if they shorten a step by `GAIN`, else those it has."""
-    best = best_split(work, machines)
-    seconds = max(work.trainer / best, work.rollouts / (machines - best))
-    return best if seconds <= (1 - GAIN) * work.seconds else trainer
 
 
 def growing(lengths: Lengths, growth: float, prompts: int, most: int) -> Lengths:
@@ -132,7 +108,7 @@ class SplitRun:
             self._form(self._trainer)
         if not self._elastic or self._leaving or number - self._changed_at < WINDOW + 1:
             return
-        wanted = changed_split(self._work(), self._trainer, self._machines)
+        wanted = changed_split(self._work(), self._trainer, self._machines, range(1, self._machines))
         if wanted == self._trainer:
             return
         before, self._trainer, self._changed_at = self._machines - self._trainer, wanted, number
@@ -152,16 +128,15 @@ class SplitRun:
         self._world.training.speed = trainer / BASE
         self._world.training.pause(self._options.reform)
 
-    def _work(self) -> Work:
+    def _work(self) -> SideWork:
         """What the last steps have taken of both sides."""
         steps = self._world.training.steps[-WINDOW:]
         begin, end = steps[0].begins - steps[0].waited, steps[-1].ends
         seconds = (end - begin) / len(steps)
         busy = sum(step.ends - step.begins for step in steps) / len(steps)
         uses = [use for beats in self._world.measurement.beats.values() for at, use, *_ in beats if begin <= at <= end]
-        waits = seconds - busy > GAIN * seconds  # a trainer that waits shows that replicas do all they can
-        share = 1.0 if waits or not uses else min(1.0, float(np.mean(uses)) / FULL)
-        return Work(busy * self._trainer, seconds * share * (self._machines - self._trainer), seconds)
+        use = float(np.mean(uses)) if uses else None
+        return measured_work(self._trainer, self._machines - self._trainer, seconds, 1 - busy / seconds, use)
 
 
 def main() -> None:

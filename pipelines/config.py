@@ -39,6 +39,7 @@ from pipelines.config_paths import beside
 from pipelines.config_table import add_named_environments, complete_tasks, unknown_keys, without_inherited
 from pipelines.roles import ADMIN, ROLE
 from pipelines.run_config import SEEDS, ProgressConfig, RunConfig
+from pipelines.shared_devices import check_devices
 from schemas.records.agents import AGENT
 
 _TASK_CLASSES: Mapping[str, type] = {"prompts": TaskConfig, "score": Rubric}
@@ -167,11 +168,7 @@ class Config:
         if self.rollout.dtype is None:
             dtype: Literal["float32", "bfloat16"] = "float32" if self.trainer.device == "cpu" else "bfloat16"
             object.__setattr__(self, "rollout", dataclasses.replace(self.rollout, dtype=dtype))
-        if shared := self.trainer.named_gpus & set(self.rollout.gpus):
-            raise ValueError(
-                f"trainer.gpus and rollout.gpus share {sorted(shared)}: the trainer uses "
-                f"{sorted(self.trainer.named_gpus)}, rollouts {sorted(self.rollout.gpus)}. Give each its own"
-            )
+        check_devices(self.trainer, self.rollout, self.autoscaling)
         if self.experience.over_age == "wait":
             self._check_staleness_bound()
         if self.autoscaling is not None:

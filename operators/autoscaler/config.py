@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from infra.name_lookup import suggest_name
 from infra.setting_types import CheckedSettings, FiniteNonNegative, FinitePositive, NonNegativeInt, PositiveInt
 
-BuiltInPolicy = Literal["trainer_idle", "staleness", "queue", "price", "schedule"]
+BuiltInPolicy = Literal["trainer_idle", "staleness", "queue", "split", "price", "schedule"]
 ActuatorName = Literal["local", "kubernetes", "command"]
 BANDS: Mapping[str, tuple[float, float]] = {
     "trainer_idle": (0.05, 0.2),
@@ -58,8 +58,12 @@ class AutoscalingConfig(CheckedSettings):
     policy: str = "trainer_idle"
     """`trainer_idle` keeps the share of time in which the trainer waits for batches between `low` and `high`;
     `staleness` the mean staleness of trained trajectories; `queue` the requests per slot that run or wait, at replicas
-    or, since no replica has room, in placement. `price` follows `prices`, `schedule` the time of day. Or a class of
-    yours, `module:Class` or `file.py:Class`."""
+    or, since no replica has room, in placement. `split` divides the `devices` by the work of both sides. `price`
+    follows `prices`, `schedule` the time of day. Or a class of yours, `module:Class` or `file.py:Class`."""
+    devices: NonNegativeInt = 0
+    """Rollout processes and ranks of the trainer together: the trainer has the ranks that rollouts leave it, up to
+    `trainer.batch_shares`, and starts again from a checkpoint when they change. On GPUs, `trainer.gpus` names all of
+    them, and `rollout.gpus` the same ones from the last to the first. 0: only rollout processes change."""
     minimum: NonNegativeInt = 1
     """Rollout processes, at least."""
     maximum: PositiveInt | None = None
@@ -110,6 +114,11 @@ class AutoscalingConfig(CheckedSettings):
             raise ValueError(f"minimum must be at least {least} for policy {self.policy!r}, not {self.minimum}")
         if self.maximum is not None and self.maximum < self.minimum:
             raise ValueError(f"maximum must be at least minimum = {self.minimum}, not {self.maximum}")
+        if self.devices and self.actuator != "local":
+            raise ValueError(f"devices needs actuator = 'local', not {self.actuator!r}: `laminar run` starts the ranks")
+        for name, processes in (("minimum", self.minimum), ("maximum", self.maximum)):
+            if self.devices and processes is not None and processes >= self.devices:
+                raise ValueError(f"{name} must be below devices = {self.devices}, not {processes}: the trainer has one")
         if self.cooldown_s < self.stable_s:
             raise ValueError(f"cooldown_s must be at least stable_s = {self.stable_s}, not {self.cooldown_s}")
         self._check_policy()
@@ -125,6 +134,8 @@ class AutoscalingConfig(CheckedSettings):
             raise ValueError(f"low and high are for {', '.join(BANDS)}, not for policy {self.policy!r}")
         if self.policy == "price" and not (self.prices and self.price_file):
             raise ValueError("policy = 'price' needs autoscaling.prices and autoscaling.price_file")
+        if self.policy == "split" and not self.devices:
+            raise ValueError("policy = 'split' needs autoscaling.devices")
         if self.policy == "schedule" and not self.schedule:
             raise ValueError("policy = 'schedule' needs autoscaling.schedule")
         if self.options and ":" not in self.policy:
@@ -148,4 +159,6 @@ class AutoscalingConfig(CheckedSettings):
                     f"autoscaling.{name} is {processes} processes of {replicas} replicas, but there are {inboxes} "
                     "inboxes: raise placement.max_replicas"
                 )
+        if self.devices:
+            fits = min(fits, self.devices - 1)
         return fits if self.maximum is None else self.maximum

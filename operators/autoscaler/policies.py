@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from infra.name_lookup import load_class
 from operators.autoscaler.config import AutoscalingConfig
 from operators.autoscaler.observation import Observation
+from operators.autoscaler.split import changed_split, measured_work
 
 MIN_BUSY = 0.1
 """A trainer counts as busy for at least this share of its time: one decision multiplies processes by ten at most."""
@@ -111,6 +112,19 @@ def by_queue(config: AutoscalingConfig, seen: Observation) -> ScalingRequest | N
     return ScalingRequest("keep", 0, text)
 
 
+def by_split(config: AutoscalingConfig, seen: Observation) -> ScalingRequest | None:
+    """The processes that the best split of the devices leaves the rollouts, if it makes steps shorter."""
+    idle, use, devices = seen.trainer_idle, seen.requests_per_slot, config.devices
+    if idle is None or use is None or not 0 < seen.running < devices:
+        return None
+    trainer = devices - seen.running
+    work = measured_work(trainer, seen.running, 1.0, idle, use)
+    most = devices - 1 if config.maximum is None else config.maximum
+    wanted = changed_split(work, trainer, devices, range(devices - most, devices - config.minimum + 1))
+    text = f"the trainer works {work.trainer / trainer:.0%} of its time, rollouts {work.rollouts / seen.running:.0%}"
+    return ScalingRequest("exactly", devices - wanted, text)
+
+
 def by_price(config: AutoscalingConfig, seen: Observation) -> ScalingRequest | None:
     """The processes of the lowest limit that the price does not exceed."""
     if seen.price is None:
@@ -138,6 +152,7 @@ _BUILT_IN: Mapping[str, _PolicyFunction] = {
     "trainer_idle": by_trainer_idle,
     "staleness": by_staleness,
     "queue": by_queue,
+    "split": by_split,
     "price": by_price,
     "schedule": by_schedule,
 }

@@ -14,7 +14,7 @@ from infra.store.ownership import remove_store
 from pipelines.inspect.run_state.events import RoleStatus
 from pipelines.roles import CANNOT_RUN, RoleProcess
 from pipelines.run.restarts import Restarts, exit_text
-from pipelines.run.zygote_process import CLOSE_S, ZygoteEnded, ZygoteProcess
+from pipelines.run.zygote_process import CLOSE_S, ZYGOTE_LOG, ZygoteEnded, ZygoteProcess
 
 EXCUSED_PAUSE_S = 1.0
 
@@ -39,6 +39,8 @@ class FleetMember:
     code: int | None = None
     config: Path | None = None
     """The configuration of a job; None: that of the fleet."""
+    alive: bool = False
+    """Whether the zygote was asked to start it, and it has not ended since."""
     deaths: Restarts = field(default_factory=Restarts)
 
     @property
@@ -125,7 +127,7 @@ class Fleet:
             return
         name, code = event["ended"], event["code"]
         member = self.members[name]
-        member.pid, member.code = None, code
+        member.pid, member.code, member.alive = None, code, False
         if member.job and code >= 0:
             member.wanted = False
         if not member.wanted:
@@ -144,6 +146,7 @@ class Fleet:
         self._note(f"{name} {exit_text(code)}; restarting it")
 
     def _start(self, name: str, member: FleetMember) -> None:
+        member.alive = True
         self._zygote.send(
             {
                 "start": name,
@@ -154,11 +157,11 @@ class Fleet:
         )
 
     def _new_zygote(self) -> ZygoteProcess:
-        return ZygoteProcess(self._logs / "zygote.log", self._model, self._store)
+        return ZygoteProcess(self._logs / ZYGOTE_LOG, self._model, self._store)
 
     def _replace_zygote(self) -> None:
         """Start a new zygote and restart all roles, which died with the old one. Raises RoleFailed."""
-        log, was_ready, code = self._logs / "zygote.log", self._zygote.ready, self._zygote.reap()
+        log, was_ready, code = self._logs / ZYGOTE_LOG, self._zygote.ready, self._zygote.reap()
         if self._zygote_deaths.record_death() is None or (code >= 0 and not was_ready):  # an import error would repeat
             raise RoleFailed(
                 f"the zygote process, which starts the roles, {exit_text(code)}: {last_line(log)} (see {log})"
@@ -166,7 +169,7 @@ class Fleet:
         self._note(f"the zygote process {exit_text(code)}, and all roles with it; restarting all of them")
         self._zygote = self._new_zygote()
         for member in self.members.values():
-            died = member.pid is not None
+            died, member.alive = member.pid is not None, False
             if died:
                 member.pid, member.code = None, -signal.SIGKILL
             if member.wanted:

@@ -46,6 +46,8 @@ class FollowedTarget:
     """
 
     def __init__(self, config: Config, scaling: AutoscalingConfig) -> None:
+        self.devices = scaling.devices
+        """What rollouts and trainer share; 0: nothing."""
         self._bounds = range(scaling.minimum, scaling.most(config.rollout.replicas, config.inboxes) + 1)
         self._client, self._topic = config.kafka.client(), SCALING.name(config.run.name)
         self._positions = {number: held.end for number, held in partition_ranges(self._client, self._topic).items()}
@@ -83,7 +85,7 @@ def rollouts(count: int) -> list[RoleProcess]:
 
 def with_rollouts(processes: Iterable[RoleProcess], count: int) -> list[RoleProcess]:
     """`processes` with the first `count` rollout processes in the place of theirs."""
-    return [*(process for process in processes if not _is_rollout(process.name)), *rollouts(count)]
+    return [*(process for process in processes if not is_rollout(process.name)), *rollouts(count)]
 
 
 def follow_target(fleet: Fleet, target: int, note: Callable[[str], None], notice_s: float) -> None:
@@ -99,12 +101,13 @@ def follow_target(fleet: Fleet, target: int, note: Callable[[str], None], notice
             fleet.add(process)
             note(f"{process.name} starts, by the autoscaler's target of {target}")
     names = {process.name for process in wanted}
-    leaving = [name for name, each in members.items() if each.wanted and _is_rollout(name) and name not in names]
+    leaving = [name for name, each in members.items() if each.wanted and is_rollout(name) and name not in names]
     does = "hands its work over" if notice_s else "publishes its work"
     for name in leaving:
         note(f"{name} {does} and ends, by the autoscaler's target of {target}")
     fleet.stop(leaving)
 
 
-def _is_rollout(name: str) -> bool:
+def is_rollout(name: str) -> bool:
+    """Whether the process `name` is a rollout."""
     return name.rpartition("-")[0] == ROLLOUT

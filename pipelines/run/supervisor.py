@@ -35,6 +35,7 @@ from pipelines.present.view.live import LiveView
 from pipelines.present.view.watch import Watch
 from pipelines.roles import ADMIN, EMULATED, processes_of
 from pipelines.run.background_audit import BackgroundAudit
+from pipelines.run.elastic_split import ElasticSplit, is_rank, with_ranks
 from pipelines.run.fleet import Fleet, RoleFailed
 from pipelines.run.local_scaling import FollowedTarget, follow_target, with_rollouts
 from pipelines.run.resharding import reshard_score
@@ -45,6 +46,7 @@ from pipelines.run.stop_requests import Interrupted, StopRequests
 from pipelines.run.topics import check_kafka, make_topics
 from pipelines.run.trial_result import CHECK_FILE, RESULT_FILE, TRIAL, TRIAL_CONFIG_FILE, read_check, read_trial
 from pipelines.run.warm_start import PROGRESS_FILE, find_warm_start
+from pipelines.run.zygote_process import ZYGOTE_LOG, wait_for_zygote
 from pipelines.shards import own_store_folder, store_folder
 from schemas.records import Metric
 from schemas.topics import CATALOGUE, EXPERIENCES
@@ -85,6 +87,8 @@ class Supervisor:
         self._audits: BackgroundAudit | None = None
         self._target: FollowedTarget | None = None
         """The number of rollout processes, if this machine's follow an autoscaler."""
+        self._split: ElasticSplit | None = None
+        """The devices of trainer and rollouts, if these share them."""
         self._started_at = time.time_ns() // 10**6
         self._guard = RunGuard(config, self.folder / CONFIG_FILE, self._started_at)
         self._is_log_read = False
@@ -135,6 +139,8 @@ class Supervisor:
 
         So it is in use when all roles restart at once, too. `stack` removes it with its files.
         """
+        if not wait_for_zygote(log := self.folder / LOGS / ZYGOTE_LOG, self._stops.check):
+            raise ConfigError(f"a process of the run's last start has not ended: the one that has {log} open")
         store = own_store_folder(self.config)
         deadline = time.monotonic() + (CLEANUP_S if self._resumed else 0.0)
         while (busy := _in_use(store)) is not None:
@@ -163,7 +169,7 @@ class Supervisor:
         """
         if kind is not Interrupted or self.state.phase not in ("training", "final evaluation"):
             return
-        trainers = [process.name for process in processes_of(self.config) if process.name.startswith("trainer")]
+        trainers = [name for name in self._fleet.members if is_rank(name)]
         deadline = time.monotonic() + STOP_CHECKPOINT_S
         self._fleet.stop(trainers)
         with suppress(BrokerUnreachable, TopicError, RoleFailed):  # the stop request is what ends the run
@@ -281,6 +287,12 @@ class Supervisor:
         processes = processes_of(self.config)
         if self._target is not None:  # a resumed run has the processes of the last decision
             processes = with_rollouts(processes, self._target.target)
+            if devices := self._target.devices:
+                self._set_ranks(devices - self._target.target)
+                processes = with_ranks(processes, self.config.trainer.ranks)
+                self._split = ElasticSplit(
+                    self._fleet, devices, self.config.trainer.ranks, self._set_ranks, self.view.note
+                )
         for process in processes:
             self._fleet.add(process)
         # A resumed run has steps from the beginning: it has started when a replica reports.
@@ -295,6 +307,11 @@ class Supervisor:
             self._enter("final evaluation")
         while not is_reached(self._watch.state, self.config):
             self._tick()
+
+    def _set_ranks(self, ranks: int) -> None:
+        """Let the trainer's ranks have this number from their next start on."""
+        self.config = replace(self.config, trainer=replace(self.config.trainer, ranks=ranks))
+        save_config(self.config, self.folder / CONFIG_FILE)
 
     def _drain(self) -> None:
         """Stop all roles: each commits its outputs and ends. The fleet kills those that exceed the time limit.
@@ -327,8 +344,10 @@ class Supervisor:
         with self._stops.interruptible():
             self._kafka.poll()
         if self._target is not None:
-            notice_s = self.config.rollout.termination_notice_s
-            follow_target(self._fleet, self._target.target, self.view.note, notice_s)
+            notice_s, target = self.config.rollout.termination_notice_s, self._target.target
+            if self._split is not None:
+                target = self._split.follow(target)
+            follow_target(self._fleet, target, self.view.note, notice_s)
         self._fleet.poll(TICK_S)
         if self._audits is not None:
             self._audits.poll()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -12,17 +13,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
 from infra.processes import is_running
 
+ZYGOTE_LOG = "zygote.log"
 CLOSE_S = 5.0
 """How long a zygote may take to end: longer than zygote.GRACE_S."""
+FORMER_S = 60.0
+"""How long the zygote of a killed run may take to end: it may still import."""
 _CHECK_EVERY_S = 0.02
 
 
@@ -42,7 +46,10 @@ class ZygoteProcess:
         self.ready = False
         self._buffer = b""
         self._temporary_folder = temporary_folder(log.parent)
-        self._process = start_zygote(log, model)
+        with log.open("ab") as file:
+            with suppress(OSError):  # of a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._process = start_zygote(file, model)
         self.send({"store": str(store), "temporary_folder": self._temporary_folder})
 
     def send(self, command: Mapping[str, Any]) -> None:
@@ -124,18 +131,44 @@ def temporary_path(logs: Path) -> str:
     return os.path.join(tempfile.gettempdir(), f"laminar-run-{name}")
 
 
-def start_zygote(log_file: Path, model: str) -> subprocess.Popen[bytes]:
+def start_zygote(log: IO[bytes], model: str) -> subprocess.Popen[bytes]:
     """Start a zygote with pipes for standard input and output. It imports for some seconds before it answers."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    with log_file.open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "pipelines.run.zygote", model],  # -P: the module path of the command `laminar`
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=environment,
-            start_new_session=True,  # the supervisor handles Ctrl-C
-        )
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "pipelines.run.zygote", model],  # -P: the module path of the command `laminar`
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        env=environment,
+        start_new_session=True,  # the supervisor handles Ctrl-C
+    )
+
+
+def wait_for_zygote(log: Path, check: Callable[[], None], seconds: float = FORMER_S) -> bool:
+    """Wait until the zygote that writes to `log` has ended, and return whether it has; `check` is called meanwhile.
+
+    One whose supervisor was killed removes the run's store and temporary folder at its end, so another may not start
+    before.
+    """
+    deadline = time.monotonic() + seconds
+    while not _has_ended(log):
+        if time.monotonic() > deadline:
+            return False
+        check()
+        time.sleep(_CHECK_EVERY_S)
+    return True
+
+
+def _has_ended(log: Path) -> bool:
+    """Whether no zygote writes to `log`: it holds a lock on it, as no other process does."""
+    try:
+        with log.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # there is no log, or no lock
+        return True
+    return True
 
 
 def _session_of(leader: int) -> Iterator[psutil.Process]:

@@ -1,23 +1,11 @@
-"""The elastic split: how the work of both sides decides it, and a run in which a machine moves."""
+"""The elastic split in virtual time: lengths that grow, and a run in which a machine moves."""
 
 from __future__ import annotations
 
 import argparse
 
-import pytest
-
-from benchmarks.elastic_split import SplitRun, Work, best_split, changed_split, growing
+from benchmarks.elastic_split import SplitRun, growing
 from schemas.identity import trajectory_id
-
-
-@pytest.mark.parametrize(("trainer", "rollouts", "best"), [(100, 100, 4), (300, 100, 6), (100, 700, 1), (1000, 1, 7)])
-def test_split_gives_each_side_the_share_of_its_work(trainer: float, rollouts: float, best: int) -> None:
-    assert best_split(Work(trainer, rollouts, 1.0), 8) == best
-
-
-def test_split_changes_only_for_a_gain() -> None:
-    assert changed_split(Work(100, 100, 50.0), 2, 8) == 4  # 25 s instead of 50
-    assert changed_split(Work(100, 100, 26.0), 5, 8) == 5  # 25 s instead of 26
 
 
 def test_lengths_grow_over_the_prompts_of_a_run() -> None:

@@ -17,8 +17,7 @@ import subprocess
 import sys
 import time
 import traceback
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import pipelines.run.zygote_process
 from infra.quiet_libraries import quiet_libraries
@@ -32,13 +31,13 @@ from pipelines.run.zygote import main as zygote
 class ForkedZygote:
     """The part of subprocess.Popen that ZygoteProcess uses."""
 
-    def __init__(self, log_file: Path) -> None:
+    def __init__(self, log: IO[bytes]) -> None:
         commands, commands_out = os.pipe()
         events_in, events = os.pipe()
         self.pid = os.fork()
         if not self.pid:
             sys.argv = ["laminar"]
-            run_forked(lambda: zygote(), commands, events, os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+            run_forked(lambda: zygote(), commands, events, log.fileno())
         os.close(commands)
         os.close(events)
         self.stdin, self.stdout = os.fdopen(commands_out, "wb"), os.fdopen(events_in, "rb")

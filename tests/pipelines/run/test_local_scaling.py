@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 
 import pytest
+from recorded_fleet import RecordedFleet
 
 from infra.kafka.topic_reader import StoredRecord
 from pipelines.roles import Role, RoleProcess
-from pipelines.run.fleet import FleetMember
 from pipelines.run.local_scaling import follow_target, newest_target, rollouts, with_rollouts
 from schemas.records import ScalingDecision
-
-
-class RecordedFleet:
-    """A fleet without processes: a member runs once it was added, and drains until `end`."""
-
-    def __init__(self) -> None:
-        self.members: dict[str, FleetMember] = {}
-        self.calls: list[str] = []
-
-    def add(self, process: RoleProcess) -> None:
-        self.calls.append(f"add {process.name}")
-        self.members[process.name] = FleetMember(process, pid=1)
-
-    def stop(self, names: Iterable[str]) -> None:
-        for name in names:
-            self.calls.append(f"stop {name}")
-            self.members[name].wanted = False
-
-    def end(self, name: str) -> None:
-        self.members[name].pid = None
 
 
 def decision(number: int, target: int, dry_run: bool = False) -> ScalingDecision:

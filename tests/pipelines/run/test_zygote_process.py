@@ -1,13 +1,17 @@
-"""The temporary folder of a run's roles."""
+"""The temporary folder of a run's roles, and the end of its zygote."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from pipelines.run.zygote_process import temporary_folder
+from pipelines.run import zygote_process
+from pipelines.run.zygote_process import ZYGOTE_LOG, ZygoteProcess, temporary_folder, wait_for_zygote
 
 
 def test_temporary_folder_of_a_resumed_run_is_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,3 +34,18 @@ def test_temporary_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatc
     found = Path(temporary_folder(Path("runs/first/logs")))
     assert found not in (foreign, tmp_path / "elsewhere")
     assert found.is_dir()
+
+
+def test_zygote_of_a_killed_run_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It removes the store and the temporary folder at its end, and a resumed run has the same ones."""
+    log, checks = tmp_path / ZYGOTE_LOG, list[None]()
+    assert wait_for_zygote(log, lambda: None, 0.0)
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    started = partial(subprocess.Popen, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    monkeypatch.setattr(zygote_process, "start_zygote", lambda file, model: started(stderr=file))
+    zygote = ZygoteProcess(log, "", tmp_path / "store")
+    assert not wait_for_zygote(log, lambda: checks.append(None), 0.1)
+    assert checks
+    zygote.ready = True
+    zygote.close()
+    assert wait_for_zygote(log, lambda: None, 0.0)
