@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from crc32c import crc32c
+
 from infra.store.deltas import apply_delta
 from infra.store.errors import CorruptVersion, StoreBusy, StoreError, VersionExists
 from infra.store.incoming_version import IncomingVersion
@@ -60,7 +62,10 @@ class Arrival:
 
 
 class RelayNode:
-    """The data plane of relay `relay` of `run`, over `store`. It sends and receives through two links."""
+    """The data plane of relay `relay` of `run`, over `store`. It sends and receives through two links.
+
+    What the machine's disk has of a version, or of the parent of its delta, in `copies`, is not fetched.
+    """
 
     def __init__(
         self,
@@ -71,8 +76,11 @@ class RelayNode:
         sending: Link | None = None,
         receiving: Link | None = None,
         system: System = SYSTEM,
+        copies: WeightStore | None = None,
     ) -> None:
         self.relay = relay
+        self._tiers = [store] if copies is None else [store, copies]
+        """Where a version may be, the nearest first: memory, disk."""
         self._system, self._clock = system, system.monotonic
         self.counts = TransferCounts()
         self.sending, self.receiving = sending or Link(), receiving or Link()
@@ -191,12 +199,15 @@ class RelayNode:
         layout = Layout(manifest.tensors) if manifest.tensors else None
         if layout is not None and layout.size != manifest.bytes:
             raise ValueError(f"its tensors take {layout.size} bytes, it declares {manifest.bytes}")
-        delta = self._fetch_delta(manifest)
+        here = self._tier_of(manifest.version, manifest.blake3)
+        delta = self._fetch_delta(manifest) if here is None else None
         self._store.evict(max(1, self._store.keep - 1))  # the incoming version counts too
         with self._store.begin(manifest.version, blob.bytes) as arriving:
             buffer = BlobBuffer(arriving.read_only_view(), blob, self._system)
             self._registry.add(blob.key, buffer)
             try:
+                if here is not None:
+                    copy_chunks(here, blob, buffer, arriving.view)
                 rebuilt = delta is not None and self._rebuild(manifest, delta, arriving)
                 if rebuilt:
                     for chunk in range(blob.chunks):
@@ -289,7 +300,7 @@ class RelayNode:
         if blob is None or manifest.delta is None or blob.bytes > manifest.bytes:
             return None
         with suppress(StoreError):
-            if self._store.seal(manifest.delta.parent).blake3 == manifest.delta.parent_blake3:
+            if self._tier_of(manifest.delta.parent, manifest.delta.parent_blake3) is not None:
                 memory = memoryview(bytearray(blob.bytes))
                 buffer = BlobBuffer(memory, blob, self._system)
                 self._registry.add(blob.key, buffer)
@@ -298,11 +309,20 @@ class RelayNode:
                 self._registry.remove(blob.key)
         return None
 
+    def _tier_of(self, version: PolicyVersion, blake3: str) -> WeightStore | None:
+        """The nearest tier that has these bytes of `version`; None if none has."""
+        for tier in self._tiers:
+            with suppress(StoreError):
+                if tier.seal(version).blake3 == blake3:
+                    return tier
+        return None
+
     def _rebuild(self, manifest: WeightVersion, delta: memoryview, arriving: IncomingVersion) -> bool:
         """Apply the delta to the parent; log the reason and return False if the result is not the version."""
         assert manifest.delta is not None
         try:
-            with self._store.read(manifest.delta.parent, manifest.delta.parent_blake3) as parent:
+            tier = self._tier_of(manifest.delta.parent, manifest.delta.parent_blake3) or self._store
+            with tier.read(manifest.delta.parent, manifest.delta.parent_blake3) as parent:
                 apply_delta(delta, parent, arriving.view)
             arriving.hash_to(arriving.size)
             if arriving.digest() == manifest.blake3:
@@ -329,6 +349,16 @@ class RelayNode:
             if self._manifests.get(manifest.version) == manifest:
                 del self._manifests[manifest.version]
         self._retry_at[manifest.version] = self._clock() + RETRY_S
+
+
+def copy_chunks(copies: WeightStore, blob: ChunkedBlob, buffer: BlobBuffer, into: memoryview) -> None:
+    """Copy the chunks of `blob` from `copies` that have its checksums; the others stay missing."""
+    with suppress(StoreError), copies.read(blob.version, blob.blake3) as data:
+        for chunk in range(blob.chunks):
+            span = blob.span(chunk)
+            if crc32c(data[span]) == blob.checks[chunk]:
+                into[span] = data[span]
+                buffer.mark_present(chunk)
 
 
 def _parts_of(manifest: WeightVersion) -> ModelParts | None:

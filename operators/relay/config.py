@@ -33,6 +33,11 @@ class RelayConfig(CheckedSettings):
     keep_versions: PositiveInt = 4
     """Complete versions that are kept, in addition to pinned ones. With fewer than max_staleness + 2 a moved trajectory
     may have to restart."""
+    disk_folder: str = ""
+    """A folder on this machine's disk for copies of its newest versions, each run in a folder of its own. A relay whose
+    memory is empty, as after a reboot or in a new pod, starts from them, and fetches what has changed. Empty: none."""
+    disk_versions: PositiveInt = 1
+    """Copies that `disk_folder` keeps; while one is written there is one more."""
     heartbeat_s: Positive = 1.0
     """Seconds between heartbeats; a new version does not trigger one."""
     listen: str = "127.0.0.1"
@@ -120,6 +125,10 @@ class RelayConfig(CheckedSettings):
         if is_unspecified(host) or (is_loopback(host) and not is_loopback(self.listen) and not is_loopback(kafka)):
             raise ValueError(f"advertise = {advertised!r} is no address that other machines can reach")
         return Endpoint(self.listen, self.port, advertised, self.token(), self.tls())
+
+    def copies_folder(self, run: str) -> Path | None:
+        """The folder of this relay's copies of the weights of `run`; None without `disk_folder`."""
+        return Path(self.disk_folder) / run / f"relay-{self.relay}" if self.disk_folder else None
 
     def link(self) -> Link:
         """One direction of the relay's network link."""

@@ -20,6 +20,7 @@ from infra.kafka.properties import ClientProperties
 from infra.machine import VARIABLE as MACHINE
 from infra.machine import machine_name
 from infra.runners.step_metrics import phase
+from infra.store.disk_tier import DiskTier
 from infra.store.errors import VersionGone
 from infra.store.incoming_version import Seal
 from infra.store.names import weight_file
@@ -112,8 +113,12 @@ class RelayStep:
     ) -> RelayFold:
         """As `restore`, over `store`, which it closes, on `host` (default: this machine)."""
         config = self.config
-        node = RelayNode(store, self.run, config.relay, endpoint, config.link(), config.link(), system)
-        fold = RelayFold(config, store, node, restored.state, system.monotonic, wall_s, host)
+        disk = None
+        if folder := config.copies_folder(self.run):
+            disk = DiskTier(store, folder, config.disk_versions, system)
+        copies = None if disk is None else disk.copies
+        node = RelayNode(store, self.run, config.relay, endpoint, config.link(), config.link(), system, copies)
+        fold = RelayFold(config, store, node, restored.state, system.monotonic, wall_s, host, disk)
         try:
             producer = open_producer()
         except BaseException:
@@ -150,7 +155,9 @@ class RelayFold(ShardFold):
         clock: Callable[[], float] = time.monotonic,
         wall_s: Callable[[], float] = time.time,
         host: str | None = None,
+        disk: DiskTier | None = None,
     ) -> None:
+        self._disk = disk
         self._config, self._clock, self._wall_s = config, clock, wall_s
         self._store = store
         self._node = node
@@ -196,6 +203,8 @@ class RelayFold(ShardFold):
         if polled.caught_up or self._reported is not None:
             held = tuple(sorted(self._held, reverse=True))
             self._reported = held, sum(self._held[version].record.bytes for version in held)
+            if self._disk is not None and held:
+                self._disk.keep(held[0])
         return outputs
 
     def _track(self, received: ReceivedRecord) -> list[Output]:
@@ -256,6 +265,8 @@ class RelayFold(ShardFold):
         if self.heartbeats is not None:
             self.heartbeats.close()
         self._node.close()
+        if self._disk is not None:
+            self._disk.close()
         self._store.close()
 
     def _kept_versions(self) -> list[PolicyVersion]:

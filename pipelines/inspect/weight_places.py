@@ -1,4 +1,4 @@
-"""Where this machine has the weight versions of a run: store, final model, checkpoints, initial model."""
+"""Where this machine has the weight versions of a run: store, disk, final model, checkpoints, initial model."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from infra.store.names import default_root, version_of
 from pipelines.inspect.run_folders import config_file
 from schemas.records import PolicyVersion, WeightVersion
 
-Kind = Literal["store", "model", "checkpoint", "initial model"]
+Kind = Literal["store", "disk", "model", "checkpoint", "initial model"]
 _EARLIER_MODEL = re.compile(r"model-(\d+)")
 
 
 @dataclass(frozen=True)
 class WeightPlace:
-    """A place of a version: the weight store's file, a Hugging Face folder, or a checkpoint of the trainer."""
+    """A place of a version: the file of the weight store or of a relay's copies on disk, a Hugging Face folder, or a
+    checkpoint of the trainer."""
 
     kind: Kind
     path: StorageFolder
 
     def __str__(self) -> str:
-        return self.kind if self.kind in ("store", "initial model") else str(self.path)
+        return self.kind if self.kind in ("store", "disk", "initial model") else str(self.path)
 
 
 Places = Mapping[PolicyVersion, list[WeightPlace]]
@@ -45,6 +46,7 @@ def weight_places(
     found: dict[PolicyVersion, list[WeightPlace]] = {}
     for version, place in (
         *_stored(store or _store_of(config, run)),
+        *_copied(config, run),
         *_models(known, folder),
         *_checkpoints(config, run, folder),
         *_initial(known, config),
@@ -68,6 +70,21 @@ def _stored(store: Path) -> Iterator[tuple[PolicyVersion, WeightPlace]]:
     for file in sorted(store.iterdir()) if store.is_dir() else []:
         if (version := version_of(file.name)) is not None:
             yield version, WeightPlace("store", file)
+
+
+def copies_of(run: str, folder: Path | None) -> list[Path]:
+    """The folders of the copies that relays of `run` have on this machine's disk; `folder` is the run's."""
+    return _copies_of(_read_config(folder), run)
+
+
+def _copies_of(config: Mapping[str, Any], run: str) -> list[Path]:
+    configured = config.get("relay", {}).get("disk_folder", "")
+    return sorted((Path(configured) / run).glob("relay-*")) if configured else []
+
+
+def _copied(config: Mapping[str, Any], run: str) -> Iterator[tuple[PolicyVersion, WeightPlace]]:
+    for relay in _copies_of(config, run):
+        yield from ((version, WeightPlace("disk", place.path)) for version, place in _stored(relay))
 
 
 def _checkpoints(

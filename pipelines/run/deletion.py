@@ -25,6 +25,7 @@ from infra.store.ownership import is_used, remove_store, stores_of
 from pipelines.inspect.run_files import LATEST
 from pipelines.inspect.run_folders import RunFolder, being_deleted, read_any, run_command
 from pipelines.inspect.submissions import submissions
+from pipelines.inspect.weight_places import copies_of
 
 
 class DeletionRefused(RuntimeError):
@@ -62,7 +63,7 @@ def plan_deletion(runs: Path, name: str, shared_memory: Path = SHARED_MEMORY) ->
     begun = unfinished.is_dir() and not unfinished.is_symlink()
     if folder.exists() or not begun:
         refuse_active(read_any(folder))
-    stores = dict(stores_of(folder, shared_memory))
+    stores = dict(stores_of(folder, shared_memory)) | {each: bytes_of(each) for each in copies_of(name, folder)}
     if used := next(filter(is_used, stores), None):
         raise DeletionRefused(f"run {name}: a process uses its weight store {used}: stop what reads or writes weights")
     freed = sum(bytes_of(each) for each in (folder, unfinished) if each.is_dir())

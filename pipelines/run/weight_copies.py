@@ -22,8 +22,8 @@ def pull_from_place(place: WeightPlace, config: Config, model: Path, folder: Pat
     None if the version has been evicted meanwhile. Raises FileExistsError, FileNotFoundError without a model folder,
     CheckpointError for a damaged checkpoint.
     """
-    if place.kind == "store":
-        return None  # the caller has tried it
+    if place.kind in ("store", "disk"):
+        return None  # the caller has tried them
     if place.kind == "checkpoint":
         return _convert(place, config, model, folder)
     with new_folder(folder) as unfinished:

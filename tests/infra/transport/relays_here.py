@@ -101,10 +101,19 @@ def store_version(store: WeightStore, manifest: WeightVersion, data: np.ndarray)
 class Machine:
     """A weight store and its relay."""
 
-    def __init__(self, relay: int, run: str = RUN, rate: float | None = None, keep: int = 4, **endpoint: Any) -> None:
+    def __init__(
+        self,
+        relay: int,
+        run: str = RUN,
+        rate: float | None = None,
+        keep: int = 4,
+        copies: WeightStore | None = None,
+        **endpoint: Any,
+    ) -> None:
         self.relay = relay
         self.store = WeightStore(new_root(), keep)
-        self.node = RelayNode(self.store, run, relay, Endpoint(**{"token": TOKEN, **endpoint}), Link(rate), Link(rate))
+        reached = Endpoint(**{"token": TOKEN, **endpoint})
+        self.node = RelayNode(self.store, run, relay, reached, Link(rate), Link(rate), copies=copies)
 
     @property
     def link(self) -> RelayLink:

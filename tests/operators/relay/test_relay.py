@@ -15,6 +15,7 @@ from record_factories import status, version
 
 from infra.files import create_secret
 from infra.kafka.properties import ClientProperties
+from infra.store.disk_tier import DiskTier
 from infra.store.incoming_version import Seal
 from infra.store.weight_store import WeightStore
 from infra.transport.relay_node import RelayNode
@@ -40,7 +41,9 @@ class Relay:
         create_secret(Path(config.token_file))
         store = WeightStore(root, config.keep_versions)
         node = RelayNode(store, "run", config.relay, config.endpoint(KAFKA), config.link(), config.link())
-        self.fold = RelayFold(config, store, node, state or {}, wall_s=lambda: 1.5)
+        folder = config.copies_folder("run")
+        disk = None if folder is None else DiskTier(store, folder, config.disk_versions)
+        self.fold = RelayFold(config, store, node, state or {}, wall_s=lambda: 1.5, disk=disk)
 
     def receive(self, *records: Any, caught_up: bool = True) -> Sequence[Output]:
         received = tuple(ReceivedRecord("relay", 0, self.next_offset + n, record) for n, record in enumerate(records))
@@ -290,6 +293,18 @@ def test_manifest_mismatch_is_none_for_a_matching_manifest() -> None:
 def test_relay_config_names_an_invalid_field(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RelayConfig(**config)
+
+
+def test_relay_copies_its_newest_version_to_the_disk(store: WeightStore, tmp_path: Path) -> None:
+    relay = Relay(store.root, disk_folder=str(tmp_path / "disk"))
+    assert relay.held(add(store, "1.1"), add(store, "1.2")) == ("1.2", "1.1")
+    copy, deadline = tmp_path / "disk" / "run" / "relay-3" / "1.2.safetensors", time.monotonic() + 20.0
+    while not copy.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    relay.fold.close()
+    assert copy.read_bytes() == DATA
+    assert not copy.with_name("1.1.safetensors").exists()
 
 
 def test_relay_step_raises_for_an_automatic_store() -> None:

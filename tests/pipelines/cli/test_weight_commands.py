@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from infra.kafka.properties import ClientProperties
 from infra.models.checkpoint_folder import save_folder
 from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
+from infra.store.disk_tier import DiskTier
 from infra.store.names import default_root
 from infra.store.ownership import remove_store
 from infra.store.weight_store import WeightStore
@@ -86,6 +88,13 @@ def send(client: ClientProperties, *records: RelayChain | RelayStatus) -> None:
             producer.send(topic.name(RUN), value, key=key.encode(), headers=headers)
 
 
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
 def json_of(laminar: Laminar, *words: str) -> object:
     code, out, err = laminar(*words, "--json")
     assert code == 0, err
@@ -130,6 +139,28 @@ def test_weights_publish_verify_diff_and_pull(
         code, _, err = laminar("weights", *words, "--store", str(gone))
         assert (code, f"there is no weight store {gone}" in err) == (1, True)
     assert not gone.exists()
+
+
+def test_weights_are_pulled_from_a_copy_on_disk(
+    laminar: Laminar, root: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the run's folder and a relay's copies are left, after the end of a run or a reboot."""
+    monkeypatch.chdir(tmp_path)
+    version = json_of(laminar, "weights", "publish", str(model))["version"]  # type: ignore[index]
+    parsed, copies = PolicyVersion.parse(version), tmp_path / "disk" / RUN / "relay-0"
+    with WeightStore(root) as store, DiskTier(store, copies, 1) as tier:
+        tier.keep(parsed)
+        until(lambda: tier.copies.versions() == [parsed])
+    folder, gone = tmp_path / "runs" / RUN, tmp_path / "gone"
+    folder.mkdir(parents=True)
+    settings = f"[run]\nname = '{RUN}'\n[model]\npath = '{model}'\n"
+    (folder / "config.toml").write_text(f"{settings}[relay]\nstore = '{gone}'\ndisk_folder = '{tmp_path}/disk'\n")
+    listed = json_of(laminar, "weights", "list")
+    assert {row["version"]: row["where"] for row in listed}[version][0] == "disk"  # type: ignore[attr-defined]
+    pulled = json_of(laminar, "weights", "pull", version, str(tmp_path / "out"))
+    assert pulled["from"] == str(copies)  # type: ignore[index]
+    ours, theirs = load_file(model / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def corrupt(root: Path, version: PolicyVersion) -> None:

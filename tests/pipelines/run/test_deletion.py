@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from infra.store.ownership import open_folder, stores_of
+from infra.store.weight_store import WeightStore
 from pipelines.inspect.run_folders import list_runs
 from pipelines.run.deletion import DeletionRefused, bytes_of, delete_run, plan_deletion
+from schemas.records import PolicyVersion
 from schemas.release import RELEASE
 
 Start = Callable[..., subprocess.CompletedProcess[str]]
@@ -135,6 +137,20 @@ def test_delete_removes_the_store_of_its_run_only(tmp_path: Path) -> None:
     delete_run(planned)
     assert stores_of(folder, memory) == []
     assert [store for store, _ in stores_of(other, memory)] == [memory / "laminar-other"]
+
+
+def test_delete_removes_the_copies_on_disk(tmp_path: Path) -> None:
+    folder, copies = make_run(tmp_path / "runs"), tmp_path / "disk" / "first" / "relay-0"
+    (folder / "config.toml").write_text(f"[relay]\ndisk_folder = '{tmp_path}/disk'\n")
+    with WeightStore(copies) as store, store.begin(PolicyVersion(1, 1), 4096) as copy:
+        copy.seal()
+    other = tmp_path / "disk" / "other" / "relay-0"
+    other.mkdir(parents=True)
+    planned = plan_deletion(tmp_path / "runs", "first", tmp_path / "memory")
+    assert planned.stores[copies] >= 4096
+    delete_run(planned)
+    assert not copies.exists()
+    assert other.exists()
 
 
 def test_bytes_of_count_a_file_with_two_links_once(tmp_path: Path) -> None:
