@@ -21,7 +21,7 @@ def check_devices(trainer: TrainingConfig, rollout: RolloutConfig, autoscaling: 
 
 def _check_split(trainer: TrainingConfig, rollout: RolloutConfig, autoscaling: AutoscalingConfig) -> None:
     devices = autoscaling.devices
-    setting, most = f"autoscaling.devices = {devices}", devices - autoscaling.minimum
+    setting, most = f"autoscaling.devices = {devices}", devices - min(autoscaling.minimum, rollout.processes)
     if rollout.engine == "emulated":
         raise ValueError(f"{setting} needs a trainer with ranks, not rollout.engine = 'emulated'")
     if trainer.batch_shares < most:

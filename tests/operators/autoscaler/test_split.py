@@ -42,7 +42,7 @@ def test_split_is_configured_with_the_shares_of_the_most_ranks() -> None:
     config = parse({"policy": "split", "minimum": 1})
     assert config.autoscaling is not None
     assert config.autoscaling.most(1, 8) == 3
-    assert parse({"minimum": 2}, {"batch_shares": 2}).trainer.shares == 2
+    assert parse({"minimum": 2}, {"batch_shares": 2}, rollout={"processes": 2}).trainer.shares == 2
     gpus = {"device": "cuda", "gpus": [0, 1, 2, 3]}
     assert parse({}, gpus, rollout={"gpus": [3, 2, 1, 0]}).rollout.gpus_of(0, "abcd") == ("d",)
 
@@ -55,6 +55,7 @@ def test_split_is_configured_with_the_shares_of_the_most_ranks() -> None:
         ({"maximum": 5}, {}, {}, "maximum must be below devices = 4, not 5"),
         ({"policy": "split", "devices": 0}, {}, {}, "policy = 'split' needs autoscaling.devices"),
         ({}, {"batch_shares": 2}, {}, "up to 3 ranks: set trainer.batch_shares = 3 or more"),
+        ({"minimum": 2}, {"batch_shares": 2}, {"processes": 1}, "up to 3 ranks: set trainer.batch_shares = 3 or more"),
         ({}, {"shard_ranks": 1}, {}, "needs trainer.shard_ranks = 0, not 1"),
         ({}, {"learner": {"share_device": True}}, {}, "needs trainer.learner.share_device = False"),
         ({}, {}, {"engine": "emulated"}, "needs a trainer with ranks, not rollout.engine = 'emulated'"),
