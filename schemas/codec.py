@@ -89,6 +89,7 @@ _VERSIONS: Mapping[type, int] = {
     records.EpisodeEnd: 4,
     records.StageStatus: 3,
     records.TurnRequest: 3,
+    records.ReplicaStatus: 3,
     **{kind: 2 + len(columns) for kind, columns in _ADDED.items()},
 }
 """Schema versions; 2 for all other records."""
@@ -106,11 +107,11 @@ _EARLIER = {
 }
 _EARLIER |= {
     f"{kind.__name__}/{version}".encode(): (_BY_KIND[kind], ())
-    for kind in (records.EpisodeEnd, records.StageStatus, records.TurnRequest)
+    for kind in (records.EpisodeEnd, records.StageStatus, records.TurnRequest, records.ReplicaStatus)
     for version in range(2, _VERSIONS[kind])
 }
 """Earlier versions that are still read, with what they lack: `identify` adds it, empty. Those of EpisodeEnd,
-StageStatus and TurnRequest lack optional fields only."""
+StageStatus, TurnRequest and ReplicaStatus lack optional fields only."""
 
 
 def as_version(value: bytes, headers: Headers, version: int) -> tuple[bytes, Headers]:

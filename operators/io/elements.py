@@ -41,7 +41,8 @@ class Restored:
 
     `ledger` is the shard's own output, read back from the offsets in the last commit note; `state` is the step's part
     of that note; `offsets` are the next offsets to read. Emissions of a start are numbered from 1; the ledger is
-    emission 0. `shard` is the shard's number in its pipeline.
+    emission 0. `shard` is the shard's number in its pipeline. `first_start` is the first start in this process, which
+    has not ended since; 0 if that is unknown.
     """
 
     group: str
@@ -50,6 +51,7 @@ class Restored:
     state: Mapping[str, Any]
     offsets: Mapping[PartitionKey, int]
     shard: int = 0
+    first_start: int = 0
 
 
 @dataclass(frozen=True, slots=True)

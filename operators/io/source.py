@@ -89,6 +89,7 @@ class ShardSource:
         self._unread: frozenset[str] = frozenset()
         self._stalls, self._stalls_due = StallWatch(clock), 0.0
         self._sessions_without_commit = 0
+        self._first_start = 0
         self._polls = 0
 
     @property
@@ -208,7 +209,9 @@ class ShardSource:
         log.info("start %d of %s from %s; %d finished in its ledger", session.start, config.group, places, len(ledger))
         for letter in undecodable:
             log.warning("%s, partition %d, offset %d: %s", letter.topic, letter.partition, letter.offset, letter.reason)
-        return Restored(config.group, session.start, ledger, session.note.state, offsets, config.shard)
+        self._first_start = self._first_start or session.start
+        state = session.note.state
+        return Restored(config.group, session.start, ledger, state, offsets, config.shard, self._first_start)
 
     def _session_after(self, before: Session | None) -> Session:
         """Open the session after `before`, or the first one; retry while Kafka is unavailable."""

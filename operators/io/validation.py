@@ -173,6 +173,8 @@ def _replica(status: r.ReplicaStatus) -> Iterator[str]:
         yield f"replica {status.replica} is negative"
     if not 0 <= status.step_seconds < MAX_COUNT:
         yield f"an engine step of {status.step_seconds} s is out of range"
+    if not 0 <= status.first_incarnation <= status.incarnation:
+        yield f"first_incarnation {status.first_incarnation} is not one up to {status.incarnation}"
 
 
 def _relay(status: r.RelayStatus) -> Iterator[str]:

@@ -85,7 +85,8 @@ class PlacementConfig(CheckedSettings):
     heartbeat_timeout_s: Positive = 10.0
     """Seconds without a heartbeat after which a replica is fenced and its work is assigned to others."""
     max_attempts: PositiveInt = 4
-    """Starts without tokens after which a trajectory fails, so that a prompt that crashes engines ends."""
+    """Starts without tokens after which a trajectory fails, so that a prompt that crashes engines ends. A start that a
+    replica lost with its session, since Kafka was away, does not count."""
 
     @property
     def rules(self) -> Rules:

@@ -266,7 +266,12 @@ class PlacementFold(ShardFold):
         self._fence_silent(now)
         table = self._tracking.table
         lost = self._ended.fully_read(filter(self._replicas.has_ended, table.owners()), positions)
-        return [output for owned in table.orphans(lost.__contains__) for output in self._tracking.lose(owned)]
+        orphans = table.orphans(lost.__contains__)
+        return [
+            output
+            for owned in orphans
+            for output in self._tracking.lose(owned, crashed=self._replicas.has_crashed(owned.owner))
+        ]
 
     def _fence_silent(self, now: float) -> None:
         """Fence replicas without a heartbeat for the time-out, which aborts their transactions."""

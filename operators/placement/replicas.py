@@ -140,6 +140,14 @@ class ReplicaTable:
         """Whether this incarnation is known to have ended; one without a heartbeat yet may be alive."""
         return self.is_known(owner) and not self.is_alive(owner)
 
+    def has_crashed(self, owner: Owner) -> bool:
+        """Whether this incarnation, which has ended, has not just lost its session: then its process has begun the
+        present one, too."""
+        known = self._replicas.get(owner.replica)
+        if known is None or known.status.incarnation <= owner.incarnation:
+            return True
+        return not 0 < known.status.first_incarnation <= owner.incarnation
+
     def mark_fenced(self, owners: Iterable[Owner]) -> None:
         """Record that these incarnations are fenced, and so have ended."""
         for replica, incarnation in owners:

@@ -257,13 +257,17 @@ class TrajectoryTracker:
 
     # -- decisions ----------------------------------------------------------------------------------------------------
 
-    def lose(self, owned: Owned) -> list[Output]:
-        """Record that the owner is lost. The trajectory waits for another, or fails after its last attempt."""
+    def lose(self, owned: Owned, *, crashed: bool = True) -> list[Output]:
+        """Record that the owner is lost. The trajectory waits for another, or fails after its last attempt.
+
+        A start that ended without tokens is no attempt unless the owner has `crashed`: Kafka may have been away.
+        """
         name = owned.work.trajectory_id
         self.outcomes.record(name, "lost")
-        if owned.work.attempt >= self._max_attempts and not self.pool.gained(name):
+        fruitless = not self.pool.gained(name)
+        if fruitless and crashed and owned.work.attempt >= self._max_attempts:
             return self.fail(owned, f"given up after {owned.work.attempt} attempts")
-        self.table.lose(name)
+        self.table.lose(name, forgiven=fruitless and not crashed)
         return []
 
     def fail(self, owned: Owned, reason: str) -> list[Output]:

@@ -145,10 +145,12 @@ class WorkTable:
         """The entry of `name` if it has an owner or has lost it."""
         return self._owned.get(name) or next((lost[name] for lost in self._lost.values() if name in lost), None)
 
-    def lose(self, name: str) -> None:
-        """Record that the owner is gone; the trajectory waits for the next one."""
+    def lose(self, name: str, *, forgiven: bool = False) -> None:
+        """Record that the owner is gone; the trajectory waits for the next one. A `forgiven` start was no attempt."""
         owned = self._take(name)
         if owned is not None:
+            if forgiven:
+                owned = replace(owned, work=replace(owned.work, attempt=max(0, owned.work.attempt - 1)))
             purpose = owned.work.prompt.purpose
             self._lost[purpose][name] = owned
             self.unfinished_training += purpose == "train"

@@ -57,7 +57,9 @@ class GenerateTrajectories:
         producer, run = BoundedProducer(self.shard.client), self.shard.run
         hosted = self.config.hosted(self.process)
         heartbeats = Heartbeats(
-            producer, run, self.process, hosted, restored.start, self.config.heartbeat_s, self.config.step_timeout_s
+            *(producer, run, self.process, hosted, restored.start),
+            *(self.config.heartbeat_s, self.config.step_timeout_s),
+            first_incarnation=restored.first_start,
         )
         kv_transfers = None
         pools: dict[str, EnvironmentPool] = {}

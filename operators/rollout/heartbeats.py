@@ -44,8 +44,9 @@ class Heartbeats(HeartbeatThread):
         period_s: float,
         step_timeout_s: float = math.inf,
         end: Callable[[], None] = lambda: os._exit(STUCK_EXIT_CODE),
+        first_incarnation: int = 0,
     ) -> None:
-        self._process, self._run = process, run
+        self._process, self._run, self._first_incarnation = process, run, first_incarnation
         self._replicas_topic, self._metrics_topic = REPLICAS.name(run), METRICS.name(run)
         self._hosted, self._incarnation = hosted, incarnation
         self._replicas: Sequence[Replica] = ()
@@ -145,12 +146,16 @@ class Heartbeats(HeartbeatThread):
                     self.step_seconds,
                     self._run,
                     replica.reserved,
+                    self._first_incarnation,
                 )
                 for replica in self._replicas
             ]
         state: ReplicaState = "stopped" if self._stopped else "starting"
         return [
-            replica_status(index, self._process, self._incarnation, state, None, _NO_LOAD, 0.0, self._run)
+            replica_status(
+                *(index, self._process, self._incarnation, state, None, _NO_LOAD, 0.0, self._run),
+                first_incarnation=self._first_incarnation,
+            )
             for index in self._hosted
         ]
 
@@ -165,6 +170,7 @@ def replica_status(
     step_seconds: float,
     run: str,
     reserved: tuple[str, ...] = (),
+    first_incarnation: int = 0,
 ) -> ReplicaStatus:
     """The heartbeat record of a replica."""
     return ReplicaStatus(
@@ -185,4 +191,5 @@ def replica_status(
         sent_at=time.time_ns() // 10**6,
         run=run,
         reserved=reserved,
+        first_incarnation=first_incarnation,
     )

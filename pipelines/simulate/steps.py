@@ -93,7 +93,7 @@ class SimulatedStep:
         process, spec = self._process, step.backend
         assert isinstance(spec, EmulatedSpec)
         hosted = step.config.hosted(step.process)
-        heartbeats: Any = SimulatedHeartbeats(process, self._clients.plain_producer(), step, restored.start)
+        heartbeats: Any = SimulatedHeartbeats(process, self._clients.plain_producer(), step, restored)
         backend = EmulatedBackend(spec.config, spec.time_scale, spec.keep_versions, process.monotonic)
         transfers = self._transfers
         kv = None if transfers is None else transfers.kv(process)
@@ -144,11 +144,14 @@ _NO_LOAD = EngineStatus(0, 0, 0, 0, 0, 0)
 class SimulatedHeartbeats:
     """Publishes the status of the replicas of `rollout` every `heartbeat_s` seconds, and at once after `send_now`."""
 
-    def __init__(self, host: SimulatedProcess, producer: Any, rollout: GenerateTrajectories, incarnation: int) -> None:
-        self._host, self._producer, self._rollout, self._incarnation = host, producer, rollout, incarnation
+    def __init__(
+        self, host: SimulatedProcess, producer: Any, rollout: GenerateTrajectories, restored: Restored
+    ) -> None:
+        self._host, self._producer, self._rollout = host, producer, rollout
+        self._incarnation, self._first_incarnation = restored.start, restored.first_start
         self._replicas: Sequence[Replica] = ()
         self._closed, self._wake = False, Signal()
-        host.start(f"heartbeats {incarnation}", self._beat, vital=False)
+        host.start(f"heartbeats {restored.start}", self._beat, vital=False)
 
     def set_replicas(self, replicas: Sequence[Replica]) -> None:
         """Report the status of `replicas` from now on."""
@@ -192,4 +195,5 @@ class SimulatedHeartbeats:
             replica_status(index, process, self._incarnation, "starting", None, _NO_LOAD, 0.0, run)
             for index in self._rollout.config.hosted(process)
         ]
-        return [replace(each, host=self._host.name, pid=1, sent_at=self._host.unix_ms()) for each in found]
+        host, now, first = self._host.name, self._host.unix_ms(), self._first_incarnation
+        return [replace(each, host=host, pid=1, sent_at=now, first_incarnation=first) for each in found]

@@ -16,7 +16,8 @@ class ReplicaStatus:
 
     Written by rollout, read by placement. `capacity` is the number of requests that can run at once. KV is in tokens;
     `step_seconds` is the duration of the last engine step. `reserved` names the plans for whose trajectories it keeps
-    room.
+    room. `first_incarnation` is the incarnation with which its process began: those from it on were lost with their
+    session, and not by a crash. 0 if it is unknown.
     """
 
     replica: int
@@ -36,6 +37,7 @@ class ReplicaStatus:
     sent_at: int
     run: str = ""
     reserved: tuple[str, ...] = ()
+    first_incarnation: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,8 +106,11 @@ def _rows(run: LaminarRun, topic: Topic, kind: type) -> list[Any]:
 
 def _seen(run: LaminarRun) -> Found:
     """What the agents saw. Raises AssertionError if a trajectory differs from it, or an agent had an error."""
-    ended = _rows(run, PROGRESS, TurnEnded)
-    finished = _rows(run, TRAJECTORIES, Trajectory)
+    # The broker may just have been killed, and has no records then.
+    topics = ((PROGRESS, TurnEnded), (TRAJECTORIES, Trajectory), (INBOX, TurnRequest))
+    ended, finished, orders = (
+        run.until(partial(_rows, run, *each), 120, f"the {each[1].__name__}s") for each in topics
+    )
     failed = [each.error for each in finished if each.error is not None]
     assert not failed, failed[:5]
     reports = [json.loads(each.text) for each in finished]
@@ -119,7 +122,7 @@ def _seen(run: LaminarRun) -> Found:
         assert not differing, f"{each.trajectory_id} and what its agent saw: {differing}"
     errors = [file.name for file in (run.folder / "agents").glob("*.log") if "Traceback" in file.read_text()]
     assert not errors, f"these agents had an error: {errors[:5]}"
-    longest_s = max(_longest_turn_s(_rows(run, INBOX, TurnRequest), ended), *(seen["longest_s"] for seen in reports))
+    longest_s = max(_longest_turn_s(orders, ended), *(seen["longest_s"] for seen in reports))
     return {"episodes": len(finished), "failed": 0, "turns": len(ended), "longest_s": round(longest_s, 1)}
 
 

@@ -115,7 +115,8 @@ def test_source_begins_a_start_with_restored(monkeypatch: pytest.MonkeyPatch) ->
     session = ScriptedSession(3, [[raw(0)], [], [raw(1)]], Note(2, {}, {"mark": 1}), [own], end=2)
     source = source_with(monkeypatch, session)
     elements = [source.next(wait=False) for _ in range(4)]
-    assert elements[0] == Restored(CONFIG.group, 3, (ReceivedRecord("replicas", 0, 8, beat),), {"mark": 1}, {HERE: 0})
+    ledger = (ReceivedRecord("replicas", 0, 8, beat),)
+    assert elements[0] == Restored(CONFIG.group, 3, ledger, {"mark": 1}, {HERE: 0}, first_start=3)
     assert [(len(e.records), e.positions, e.caught_up) for e in elements[1:] if isinstance(e, Polled)] == [
         (1, {HERE: 1}, False),
         (0, {HERE: 1}, False),

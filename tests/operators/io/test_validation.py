@@ -26,6 +26,7 @@ from schemas.block import Block
         (r.RelayStatus, {"versions": ("newest",)}, "not a policy version"),
         (r.ReplicaStatus, {"incarnation": 2**40}, "incarnation is"),
         (r.ReplicaStatus, {"sent_at": 10**17}, "sent_at is"),
+        (r.ReplicaStatus, {"first_incarnation": 10**6}, "first_incarnation 1000000 is not one up to"),
         (r.Metric, {"measured_at": 10**17}, "measured_at is"),
         (r.Settled, {"trajectory_id": "p1"}, "not a trajectory id"),
         (r.Settled, {"outcome": "dropped", "batch": 3}, "outcome dropped does not fit batch 3"),

@@ -173,6 +173,22 @@ def test_trajectory_that_kills_its_replicas_fails() -> None:
     assert placement.run() == []
 
 
+def test_sessions_that_are_lost_are_no_attempts() -> None:
+    """As long as Kafka comes and goes, the process of a replica begins one incarnation after the other."""
+    placement = Placement(max_attempts=2)
+    placement.prompts(0, samples=1)
+    first = placement.publish(0)
+    for incarnation in range(1, 6):
+        placement.beat(0, first, incarnation=incarnation, first_incarnation=1)
+        assert assigned(placement.run()) == [("p0.0", 0, 1)]
+        if incarnation == 3:
+            placement.restart()
+    for incarnation in (6, 7):
+        placement.beat(0, first, incarnation=incarnation, first_incarnation=incarnation)
+        outputs = placement.run()
+    assert failed_by_placement(outputs) == {"p0.0": "given up after 2 attempts"}
+
+
 # -- bad input ---------------------------------------------------------------------------------------------------------
 
 
