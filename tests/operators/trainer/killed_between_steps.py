@@ -39,9 +39,9 @@ def train(folder: Path, config: TrainingConfig, epoch: int, kill_after: int) -> 
     torch.set_num_threads(1)
     step, taken = TrainedModel.step, 0
 
-    def counting_step(trained: TrainedModel, rate: float, finite: bool = True) -> float:
+    def counting_step(trained: TrainedModel, rate: float, *, finite: bool) -> float:
         nonlocal taken
-        norm = step(trained, rate, finite)
+        norm = step(trained, rate, finite=finite)
         taken += 1
         if taken == kill_after:
             os.kill(os.getpid(), signal.SIGKILL)
