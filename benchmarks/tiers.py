@@ -63,7 +63,7 @@ class Versions:
         with self.store.read(self.parent.version) as before:
             after = np.frombuffer(before, np.uint8).copy()
             layout = Layout(self.parent.tensors)
-            body = after[layout.size - 2 * ((layout.size - len(layout.header)) // 2) :].view(np.uint16)
+            body = after[len(layout.header) :].view(np.uint16)
             chosen = np.random.default_rng(0).random(len(body)) < changed
             body[chosen] ^= 1
             delta = encode_delta(before, memoryview(after), layout.spans())

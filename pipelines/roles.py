@@ -128,6 +128,16 @@ class RoleProcess:
     roles: tuple[Role, ...]
 
 
+def processes_of_pipeline(pipeline: str, count: int) -> list[RoleProcess]:
+    """The first `count` processes of `pipeline`, each alone."""
+    return [RoleProcess(role.name, (role,)) for role in (Role(pipeline, index) for index in range(count))]
+
+
+def is_of_pipeline(name: str, pipeline: str) -> bool:
+    """Whether the process `name` is one of `processes_of_pipeline`."""
+    return name.partition("-")[0] == pipeline
+
+
 def processes_of(config: Config) -> list[RoleProcess]:
     """The processes of a run on this machine, in drain order."""
     roles = roles_of(config)

@@ -219,7 +219,8 @@ class RelayNode:
                     raise ValueError("its tensors do not match the header of its bytes")
                 arriving.seal(manifest.blake3)
                 self._reserve(blob.bytes)
-                log.info("version %s is complete, fetched %s", manifest.version, "as a delta" if rebuilt else "in full")
+                how = "fetched as a delta" if rebuilt else "fetched in full" if here is None else "from the disk"
+                log.info("version %s is complete, %s", manifest.version, how)
             except CorruptVersion as error:
                 self.counts.corrupted += 1
                 wrong = self._corrupt_arrivals[manifest.blake3] = self._corrupt_arrivals.get(manifest.blake3, 0) + 1

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from pipelines.roles import Role, RoleProcess
+from pipelines.roles import is_of_pipeline, processes_of_pipeline
 from pipelines.run.fleet import Fleet
-from pipelines.run.local_scaling import is_rollout
+from pipelines.run.local_scaling import ROLLOUT
 
 TRAINER = "trainer"
 STOP_S = 60.0
@@ -42,13 +42,14 @@ class ElasticSplit:
     def follow(self, target: int) -> int:
         """Move devices towards a `target` of rollout processes, and return how many may run now. Call it often."""
         members = self._fleet.members
-        rollouts = sum(each.alive for name, each in members.items() if is_rollout(name))
+        rollouts = sum(each.alive for name, each in members.items() if is_of_pipeline(name, ROLLOUT))
         wanted = self._devices - max(target, rollouts)
-        working = [name for name, each in members.items() if is_rank(name) and each.alive]
+        of_ranks = [name for name in members if is_of_pipeline(name, TRAINER)]
+        working = [name for name in of_ranks if members[name].alive]
         if self._kill_at is None:
             if wanted != self.ranks:
                 self._kill_at = self._clock() + STOP_S
-                self._fleet.stop(name for name in members if is_rank(name))
+                self._fleet.stop(of_ranks)
         elif not working:
             self._start(wanted)
         elif self._clock() > self._kill_at:
@@ -61,22 +62,7 @@ class ElasticSplit:
             self._note(f"the trainer continues with {ranks} of {self._devices} devices, {self.ranks} before")
         self._save(ranks)
         self.ranks, self._kill_at = ranks, None
-        for name in [name for name in self._fleet.members if is_rank(name)]:
+        for name in [name for name in self._fleet.members if is_of_pipeline(name, TRAINER)]:
             del self._fleet.members[name]
-        for process in ranks_of(ranks):
+        for process in processes_of_pipeline(TRAINER, ranks):
             self._fleet.add(process)
-
-
-def is_rank(name: str) -> bool:
-    """Whether the process `name` is a rank of the trainer."""
-    return name.partition("-")[0] == TRAINER
-
-
-def ranks_of(count: int) -> list[RoleProcess]:
-    """The processes of a trainer of `count` ranks."""
-    return [RoleProcess(role.name, (role,)) for role in (Role(TRAINER, rank) for rank in range(count))]
-
-
-def with_ranks(processes: Iterable[RoleProcess], count: int) -> list[RoleProcess]:
-    """`processes` with a trainer of `count` ranks in the place of theirs."""
-    return [*(process for process in processes if not is_rank(process.name)), *ranks_of(count)]

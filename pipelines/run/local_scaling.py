@@ -15,7 +15,7 @@ from infra.kafka.readiness import ClientError
 from infra.kafka.topic_reader import StoredRecord, follow_topic, read_topic
 from operators.autoscaler.config import AutoscalingConfig
 from pipelines.config import Config
-from pipelines.roles import Role, RoleProcess
+from pipelines.roles import RoleProcess, is_of_pipeline, processes_of_pipeline
 from pipelines.run.fleet import Fleet
 from schemas.records import ScalingDecision
 from schemas.topics import SCALING
@@ -78,14 +78,10 @@ class FollowedTarget:
                 return
 
 
-def rollouts(count: int) -> list[RoleProcess]:
-    """The first `count` rollout processes."""
-    return [RoleProcess(role.name, (role,)) for role in (Role(ROLLOUT, index) for index in range(count))]
-
-
 def with_rollouts(processes: Iterable[RoleProcess], count: int) -> list[RoleProcess]:
     """`processes` with the first `count` rollout processes in the place of theirs."""
-    return [*(process for process in processes if not is_rollout(process.name)), *rollouts(count)]
+    others = (process for process in processes if not is_of_pipeline(process.name, ROLLOUT))
+    return [*others, *processes_of_pipeline(ROLLOUT, count)]
 
 
 def follow_target(fleet: Fleet, target: int, note: Callable[[str], None], notice_s: float) -> None:
@@ -94,20 +90,16 @@ def follow_target(fleet: Fleet, target: int, note: Callable[[str], None], notice
     A process that ends has `notice_s` seconds to hand its work over (`rollout.termination_notice_s`); one that is
     still ending is started again after its end, so call this often. `note` receives one-line messages.
     """
-    members, wanted = fleet.members, rollouts(target)
+    members, wanted = fleet.members, processes_of_pipeline(ROLLOUT, target)
     for process in wanted:
         member = members.get(process.name)
         if member is None or (not member.wanted and member.pid is None):
             fleet.add(process)
             note(f"{process.name} starts, by the autoscaler's target of {target}")
     names = {process.name for process in wanted}
-    leaving = [name for name, each in members.items() if each.wanted and is_rollout(name) and name not in names]
+    running = (name for name, each in members.items() if each.wanted and is_of_pipeline(name, ROLLOUT))
+    leaving = [name for name in running if name not in names]
     does = "hands its work over" if notice_s else "publishes its work"
     for name in leaving:
         note(f"{name} {does} and ends, by the autoscaler's target of {target}")
     fleet.stop(leaving)
-
-
-def is_rollout(name: str) -> bool:
-    """Whether the process `name` is a rollout."""
-    return name.rpartition("-")[0] == ROLLOUT

@@ -33,9 +33,9 @@ from pipelines.present.report.samples import report_samples
 from pipelines.present.report.trackers import Sinks, open_trackers
 from pipelines.present.view.live import LiveView
 from pipelines.present.view.watch import Watch
-from pipelines.roles import ADMIN, EMULATED, processes_of
+from pipelines.roles import ADMIN, EMULATED, is_of_pipeline, processes_of
 from pipelines.run.background_audit import BackgroundAudit
-from pipelines.run.elastic_split import ElasticSplit, is_rank, with_ranks
+from pipelines.run.elastic_split import TRAINER, ElasticSplit
 from pipelines.run.fleet import Fleet, RoleFailed
 from pipelines.run.local_scaling import FollowedTarget, follow_target, with_rollouts
 from pipelines.run.resharding import reshard_score
@@ -169,7 +169,7 @@ class Supervisor:
         """
         if kind is not Interrupted or self.state.phase not in ("training", "final evaluation"):
             return
-        trainers = [name for name in self._fleet.members if is_rank(name)]
+        trainers = [name for name in self._fleet.members if is_of_pipeline(name, TRAINER)]
         deadline = time.monotonic() + STOP_CHECKPOINT_S
         self._fleet.stop(trainers)
         with suppress(BrokerUnreachable, TopicError, RoleFailed):  # the stop request is what ends the run
@@ -284,15 +284,14 @@ class Supervisor:
 
     def _train(self) -> None:
         self._enter("starting")
+        target = self._target  # a resumed run has the processes of the last decision
+        if target is not None and target.devices:
+            ranks = target.devices - target.target
+            self._set_ranks(ranks)
+            self._split = ElasticSplit(self._fleet, target.devices, ranks, self._set_ranks, self.view.note)
         processes = processes_of(self.config)
-        if self._target is not None:  # a resumed run has the processes of the last decision
-            processes = with_rollouts(processes, self._target.target)
-            if devices := self._target.devices:
-                self._set_ranks(devices - self._target.target)
-                processes = with_ranks(processes, self.config.trainer.ranks)
-                self._split = ElasticSplit(
-                    self._fleet, devices, self.config.trainer.ranks, self._set_ranks, self.view.note
-                )
+        if target is not None:
+            processes = with_rollouts(processes, target.target)
         for process in processes:
             self._fleet.add(process)
         # A resumed run has steps from the beginning: it has started when a replica reports.

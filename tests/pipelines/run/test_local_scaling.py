@@ -8,8 +8,8 @@ import pytest
 from recorded_fleet import RecordedFleet
 
 from infra.kafka.topic_reader import StoredRecord
-from pipelines.roles import Role, RoleProcess
-from pipelines.run.local_scaling import follow_target, newest_target, rollouts, with_rollouts
+from pipelines.roles import Role, RoleProcess, processes_of_pipeline
+from pipelines.run.local_scaling import ROLLOUT, follow_target, newest_target, with_rollouts
 from schemas.records import ScalingDecision
 
 
@@ -33,7 +33,11 @@ def test_decisions_of_another_program_are_ignored() -> None:
 
 
 def test_other_processes_stay_beside_the_rollouts_of_the_target() -> None:
-    processes = [RoleProcess("light", (Role("score"),)), *rollouts(3), RoleProcess("trainer", (Role("trainer"),))]
+    processes = [
+        RoleProcess("light", (Role("score"),)),
+        *processes_of_pipeline(ROLLOUT, 3),
+        RoleProcess("trainer", (Role("trainer"),)),
+    ]
     assert [each.name for each in with_rollouts(processes, 1)] == ["light", "trainer", "rollout-0"]
 
 

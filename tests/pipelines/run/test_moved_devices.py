@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from recorded_fleet import RecordedFleet
 
-from pipelines.roles import Role, RoleProcess
-from pipelines.run.elastic_split import STOP_S, ElasticSplit, ranks_of, with_ranks
-from pipelines.run.local_scaling import follow_target, rollouts
+from pipelines.roles import Role, RoleProcess, processes_of_pipeline
+from pipelines.run.elastic_split import STOP_S, TRAINER, ElasticSplit
+from pipelines.run.local_scaling import ROLLOUT, follow_target
 
 
 @dataclass
@@ -22,7 +22,8 @@ class Split:
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        for process in (RoleProcess("light", (Role("score"),)), *rollouts(1), *ranks_of(self.devices - 1)):
+        others = (*processes_of_pipeline(ROLLOUT, 1), *processes_of_pipeline(TRAINER, self.devices - 1))
+        for process in (RoleProcess("light", (Role("score"),)), *others):
             self.fleet.add(process)
         self.fleet.calls.clear()
         clock = lambda: self.now  # noqa: E731
@@ -95,8 +96,3 @@ def test_rank_that_does_not_end_is_killed() -> None:
     assert split.tick(2) == ["kill trainer-1"]
     split.fleet.end("trainer-1")
     assert split.tick(2) == ["add trainer", "add rollout-1"]
-
-
-def test_other_processes_stay_beside_the_ranks() -> None:
-    processes = [RoleProcess("light", (Role("score"),)), *ranks_of(3), *rollouts(1)]
-    assert [each.name for each in with_ranks(processes, 1)] == ["light", "rollout-0", "trainer"]
