@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from infra.escaping import EscapingFormatter
+from infra.runners.liveness import dump_stacks_on_signal
 
 if TYPE_CHECKING:
     from apache_beam import PCollection, Pipeline
@@ -290,7 +291,8 @@ def liveness_file(run_folder: Path, name: str) -> Path:
 
 
 def configure_logging() -> None:
-    """Log to standard error, one line per event."""
+    """Log to standard error, one line per event; SIGUSR1 writes the stacks of all threads there."""
+    dump_stacks_on_signal()
     to_stderr = logging.StreamHandler()
     to_stderr.setFormatter(EscapingFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[to_stderr], force=True)

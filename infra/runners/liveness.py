@@ -12,6 +12,7 @@ import faulthandler
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -220,6 +221,12 @@ class Liveness:
         _dump_stacks()
         log.critical("%s; this process exits", why)
         self._exit(EXIT_CODE)
+
+
+def dump_stacks_on_signal() -> None:
+    """Let SIGUSR1 write the stacks of all threads to standard error, also if none of them runs Python code."""
+    if (errors := cast("Any", sys.__stderr__)) is not None:
+        faulthandler.register(signal.SIGUSR1, errors, all_threads=True)
 
 
 def _dump_stacks() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +87,7 @@ class Command:
         deadline = time.monotonic() + seconds
         while (code := self.exit_code()) is None:
             if time.monotonic() > deadline:
-                raise AssertionError(f"the command has not ended after {seconds:g} s, output:\n{self.output()}")
+                raise AssertionError(f"the command has not ended after {seconds:g} s, {self.evidence()}")
             time.sleep(0.02)
         return code
 
@@ -95,7 +97,7 @@ class Command:
         used = -time.thread_time()
         while not (found := condition()):
             if time.monotonic() > deadline or self.exit_code() is not None:
-                raise AssertionError(f"{what}: timed out; exit code {self._code}, output:\n{self.output()}")
+                raise AssertionError(f"{what}: timed out; exit code {self._code}, {self.evidence()}")
             # One that reads a topic would otherwise take a core from the run.
             time.sleep(min(0.5, 0.02 + 4 * (used + time.thread_time())))
             used = -time.thread_time()
@@ -106,6 +108,10 @@ class Command:
 
     def output(self) -> str:
         return self.output_file.read_text() if self.output_file.exists() else ""
+
+    def evidence(self) -> str:
+        """What the command has printed."""
+        return f"output:\n{self.output()}"
 
     def processes(self) -> list[psutil.Process]:
         """The live processes in the working directory: the command and its descendants."""
@@ -143,6 +149,17 @@ class LaminarRun(Command):
             return dict(json.loads((self.folder / "state.json").read_text()))
         except FileNotFoundError:
             return {}
+
+    def evidence(self) -> str:
+        """What the command has printed, and the ends of the logs of its roles, with the stacks of their threads."""
+        roles = self.role_pids() if "roles" in self.state() else []
+        for process in self.processes():
+            if process.pid in roles:
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGUSR1)
+        time.sleep(0.5)
+        logs = {file.name: file.read_text(errors="replace") for file in sorted((self.folder / "logs").glob("*.log"))}
+        return "\n".join((super().evidence(), *(f"{name}:\n{text[-20_000:]}" for name, text in logs.items())))
 
     def until_phase(self, phase: str, seconds: float = 90.0) -> None:
         """Wait until the run has entered `phase`; "starting" is the start of its roles, after its checks."""

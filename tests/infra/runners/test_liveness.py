@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -147,3 +150,25 @@ def test_read_liveness_returns_none_for_a_damaged_file(tmp_path: Path) -> None:
     assert read_liveness(tmp_path / "none") is None
     (tmp_path / "half").write_text('{"pid": 1')
     assert read_liveness(tmp_path / "half") is None
+
+
+def test_signal_writes_the_stacks_of_a_process_that_works_on() -> None:
+    code = """if True:
+        from infra.runners.liveness import dump_stacks_on_signal
+        import threading
+        dump_stacks_on_signal()
+        def waits_in_a_thread():
+            threading.Event().wait()
+        threading.Thread(target=waits_in_a_thread, daemon=True).start()
+        print("ready", flush=True)
+        print(input(), flush=True)
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGUSR1)
+        out, err = process.communicate("works on\n", 30)
+    assert out == "works on\n"
+    assert "in waits_in_a_thread" in err
