@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +24,7 @@ from infra.processes import is_running
 from pipelines.inspect.run_files import CONFIG_FILE
 
 REPOSITORY = Path(__file__).parents[2]
+SLOW_S = 60.0
 
 
 class CommandServer:
@@ -151,20 +154,31 @@ class LaminarRun(Command):
             return {}
 
     def evidence(self) -> str:
-        """What the command has printed, and the ends of the logs of its roles, with the stacks of their threads."""
+        """What the command has printed, the ends of its logs, and the stacks of its roles' and broker's threads."""
         roles = self.role_pids() if "roles" in self.state() else []
         for process in self.processes():
-            if process.pid in roles:
-                with suppress(psutil.NoSuchProcess):
+            with suppress(psutil.NoSuchProcess):
+                if process.pid in roles:
                     process.send_signal(signal.SIGUSR1)
+                elif process.name() == "java":
+                    process.send_signal(signal.SIGQUIT)
         time.sleep(0.5)
-        logs = {file.name: file.read_text(errors="replace") for file in sorted((self.folder / "logs").glob("*.log"))}
-        return "\n".join((super().evidence(), *(f"{name}:\n{text[-20_000:]}" for name, text in logs.items())))
+        files = [*sorted((self.folder / "logs").glob("*.log")), *(self.folder / "kafka").glob("broker.log")]
+        logs = [f"{file.name}:\n{file.read_text(errors='replace')[-20_000:]}" for file in files]
+        return "\n".join((super().evidence(), *logs))
 
-    def until_phase(self, phase: str, seconds: float = 90.0) -> None:
-        """Wait until the run has entered `phase`; "starting" is the start of its roles, after its checks."""
+    def until_phase(self, phase: str, seconds: float = 150.0) -> None:
+        """Wait until the run has entered `phase`; "starting" is the start of its roles, after its checks.
+
+        A warning shows the evidence once it has taken longer than SLOW_S: what stalls and goes on is to be explained.
+        """
+        slow_at = time.monotonic() + SLOW_S
 
         def entered() -> bool:
+            nonlocal slow_at
+            if time.monotonic() > slow_at:
+                slow_at = math.inf
+                warnings.warn(f"slow: phase {phase!r} takes more than {SLOW_S:g} s, {self.evidence()}", stacklevel=2)
             state = self.state()
             if phase == "starting":  # the first phase has this name, too
                 return state.get("phase") == phase and "checks" in state["phases"]
