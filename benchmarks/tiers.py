@@ -1,11 +1,13 @@
-"""How soon a replica generates under the newest version, by where its machine has it: device, memory, disk, peers.
+"""How soon a replica generates under the newest version, by where its machine has it: device, memory, disk, object
+store, peers.
 
-    python -m benchmarks.tiers [--rate 8] [--changed 0.01] [--rounds 3] [--json]
+    python -m benchmarks.tiers [--rate 8] [--changed 0.01] [--rounds 3] [--object-store s3://bucket/folder] [--json]
 
-A model of 98 M parameters (bfloat16, 196 MB), and a machine whose relay gets it over a link of `--rate` MB/s. `delta`:
-the version before is on the disk, and `--changed` of the weights have changed since; only the delta is transferred. The
-copies on disk are dropped from the page cache, as after a reboot. Then the engine, which is built, loads the version
-and draws the first token of a request. Medians of `--rounds`.
+A model of 98 M parameters (bfloat16, 196 MB), and a machine whose relay gets it over a link of `--rate` MB/s.
+`delta`: the version before is on the disk, and `--changed` of the weights have changed since; only the delta is
+transferred. The copies on disk are dropped from the page cache, as after a reboot. `objects`: no other machine has
+the version, and `--object-store` is one; by default it is a folder on this disk, without a network before it. Then
+the engine, which is built, loads the version and draws the first token of a request. Medians of `--rounds`.
 """
 
 from __future__ import annotations
@@ -29,10 +31,12 @@ from rich.table import Table
 
 from benchmarks.elastic import CHUNK, publish
 from benchmarks.elastic_joiner import CONTEXT, RUN, build_model
+from infra.storage import StorageFolder, open_storage
 from infra.store.chunks import chunk_checksums
 from infra.store.deltas import encode_delta
 from infra.store.layout import Layout
 from infra.store.names import default_root, weight_file
+from infra.store.object_tier import ObjectTier
 from infra.store.weight_store import WeightStore
 from infra.transport.endpoint import Endpoint
 from infra.transport.relay_node import RelayNode
@@ -42,7 +46,7 @@ from operators.rollout.transformers_engine import TransformersEngine
 from pipelines.present.report.machine import describe_machine
 from schemas.records import PolicyVersion, RelayChain, RelayLink, Sampling, WeightDelta, WeightVersion
 
-TIERS = ("device", "memory", "disk", "delta", "peers")
+TIERS = ("device", "memory", "disk", "delta", "objects", "peers")
 POLL_S = 0.005
 
 
@@ -93,12 +97,19 @@ class Versions:
             copy.view[:] = data
             copy.seal()
         into.release_writer()
-        with into.path(manifest.version).open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        drop_from_cache(into.path(manifest.version))
 
 
-def measure(tier: str, versions: Versions, folder: Path, rate: float) -> Start:
-    """One start from `tier`."""
+def drop_from_cache(file: StorageFolder) -> None:
+    """Let the next read of a local file come from its disk."""
+    if isinstance(file, Path):
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def measure(tier: str, versions: Versions, folder: Path, rate: float, shared: StorageFolder) -> Start:
+    """One start from `tier`; `shared` is a folder of the object store."""
     child = versions.child
     root = default_root(f"benchmark-tiers-{os.getpid()}")
     with ExitStack() as stack:
@@ -109,6 +120,10 @@ def measure(tier: str, versions: Versions, folder: Path, rate: float) -> Start:
             versions.copy(child if tier == "disk" else versions.parent, copies)
         if tier in ("device", "memory"):
             versions.copy(child, store)
+        objects = stack.enter_context(closing(ObjectTier(versions.store, shared, 1, 0.0)))
+        if tier == "objects":
+            objects.copy(child.version)
+            drop_from_cache(shared / weight_file(child.version))
         engine = TransformersEngine(build_model(seed=1), slots=1, context=CONTEXT)
         if tier == "device":
             engine.load(store.path(child.version), child.version)
@@ -116,9 +131,10 @@ def measure(tier: str, versions: Versions, folder: Path, rate: float) -> Start:
         master = stack.enter_context(closing(RelayNode(versions.store, RUN, 0, endpoint)))
         began = time.perf_counter()
         receiving = Link(rate * 1e6)
-        node = RelayNode(store, RUN, 1, endpoint, Link(), receiving, copies=copies)
+        node = RelayNode(store, RUN, 1, endpoint, Link(), receiving, copies=copies, objects=objects)
         stack.enter_context(closing(node))
-        links = tuple(RelayLink(n, each.address, f"h{n}", f"s{n}") for n, each in enumerate((master, node)))
+        relays = (node,) if tier == "objects" else (master, node)
+        links = tuple(RelayLink(each.relay, each.address, f"h{each.relay}", f"s{each.relay}") for each in relays)
         node.set_chain(RelayChain(1, links, (), "chain", 0))
         node.set_manifests([child])
         while child.version not in store.versions():
@@ -140,16 +156,19 @@ def main() -> None:
     arguments.add_argument("--rate", type=float, default=8.0, help="MB/s of the machine's link")
     arguments.add_argument("--changed", type=float, default=0.01, help="share of the weights that a version changes")
     arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--object-store", default="", help="a folder in an object store; default: on this disk")
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
     torch.set_num_threads(1)
     found: dict[str, Start] = {}
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as place:
         versions = Versions(Path(place), options.changed)
+        shared = open_storage(options.object_store or f"{place}/shared") / f"tiers-{os.getpid()}"
         try:
             for tier in TIERS:
                 rounds = [
-                    measure(tier, versions, Path(place) / f"copies-{n}", options.rate) for n in range(options.rounds)
+                    measure(tier, versions, Path(place) / f"copies-{n}", options.rate, shared)
+                    for n in range(options.rounds)
                 ]
                 columns = zip(*((each.in_memory, each.first_token, each.received) for each in rounds), strict=True)
                 found[tier] = Start(*map(median, columns))

@@ -24,7 +24,7 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
         config,
         "autoscaler",
         topic_input(config, METRICS, start="latest", keys=(TRAINER, PAUSE, PLACEMENT)),
-        topic_input(config, REPLICAS, start="latest", keys=("rollout-",)),
+        topic_input(config, REPLICAS, start="latest", keys=("rollout-", "relay-")),
         topic_input(config, SETTLED, start="latest"),
         topic_input(config, SCALING, keys=(DECISION,)),
         owned=((SCALING, (0,)),),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-WRITTEN = ("run.folder", "trainer.checkpoint_folder", "relay.disk_folder")
+WRITTEN = ("run.folder", "trainer.checkpoint_folder", "relay.disk_folder", "relay.object_store")
 """The keys of folders that a run writes; they are relative to the working directory."""
 _TASKS = ("", "tasks.")
 READ = {

@@ -86,7 +86,7 @@ Every key of a run's TOML file. `laminar config --explain KEY` prints the same; 
 key for a run. This page is generated: `python -m pipelines.config_reference > docs/configuration.md`.
 
 Relative paths in the file, of data, models, code and secrets, begin at the folder of the file; those of `--set`, and of
-the folders that a run writes (`run.folder`, `trainer.checkpoint_folder`), at the working directory.
+the folders that a run writes (such as `run.folder`), at the working directory.
 
 One step of training is one batch, in which the optimizer may take several steps (`trainer.learner.mini_batches` and
 `epochs`): `trainer.optimizer_steps` and `trainer.learner.warmup_steps` count batches.

@@ -8,17 +8,16 @@ lost or the chain changes: only the missing chunks are pulled again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-
-from crc32c import crc32c
 
 from infra.store.deltas import apply_delta
 from infra.store.errors import CorruptVersion, StoreBusy, StoreError, VersionExists
 from infra.store.incoming_version import IncomingVersion
 from infra.store.layout import Layout
 from infra.store.model_parts import ModelParts, model_parts, runs_of
+from infra.store.object_tier import ObjectTier
 from infra.store.weight_store import WeightStore, is_wanted
 from infra.system import SYSTEM, System
 from infra.transport.chunk_registry import BlobBuffer, ChunkRegistry, store_lookup
@@ -27,9 +26,11 @@ from infra.transport.dialer import Dialer
 from infra.transport.endpoint import Endpoint
 from infra.transport.fetch import Fetch, TransferCounts
 from infra.transport.frames import FrameKind
+from infra.transport.incremental_hasher import IncrementalHasher
 from infra.transport.peer import Peer
 from infra.transport.serving import Server
 from infra.transport.throttle import Link
+from infra.transport.tier_chunks import copy_chunks, read_chunks
 from infra.transport.topology import TRAINER, Upstream, find_link, upstream_of
 from infra.transport.weight_pusher import IncomingPushes
 from schemas.records import PolicyVersion, RelayChain, WeightVersion
@@ -64,7 +65,8 @@ class Arrival:
 class RelayNode:
     """The data plane of relay `relay` of `run`, over `store`. It sends and receives through two links.
 
-    What the machine's disk has of a version, or of the parent of its delta, in `copies`, is not fetched.
+    What the machine's disk has of a version, or of the parent of its delta, in `copies`, is not fetched. What no other
+    relay has is read from `objects`.
     """
 
     def __init__(
@@ -77,10 +79,12 @@ class RelayNode:
         receiving: Link | None = None,
         system: System = SYSTEM,
         copies: WeightStore | None = None,
+        objects: ObjectTier | None = None,
     ) -> None:
         self.relay = relay
         self._tiers = [store] if copies is None else [store, copies]
         """Where a version may be, the nearest first: memory, disk."""
+        self._objects = objects
         self._system, self._clock = system, system.monotonic
         self.counts = TransferCounts()
         self.sending, self.receiving = sending or Link(), receiving or Link()
@@ -123,6 +127,11 @@ class RelayNode:
         with self._changed:
             found, self._invalid_manifests = self._invalid_manifests, []
             return found
+
+    @property
+    def is_master(self) -> bool:
+        """Whether the trainer's versions come to this relay first."""
+        return self.chain is not None and [link.relay for link in self.chain.links[:1]] == [self.relay]
 
     def unreachable(self) -> tuple[str, ...]:
         """Addresses of relays to which no connection could be opened lately."""
@@ -212,7 +221,9 @@ class RelayNode:
                 if rebuilt:
                     for chunk in range(blob.chunks):
                         buffer.mark_present(chunk)
-                elif not self._fetch(blob, buffer, arriving, parts=_parts_of(manifest)):
+                elif not self._fetch(blob, buffer, arriving, parts=_parts_of(manifest)) and not self._read_objects(
+                    blob, buffer, arriving
+                ):
                     self._retry_at[manifest.version] = self._clock() + RETRY_S
                     return
                 if layout is not None and not layout.matches(arriving.view):
@@ -271,6 +282,16 @@ class RelayNode:
                     if self.chain is chain and not self._closed:
                         self._changed.wait(RETRY_S)
         return False
+
+    def _read_objects(self, blob: ChunkedBlob, buffer: BlobBuffer, arriving: IncomingVersion) -> bool:
+        """Read what no relay could give from the object store; whether the version is here now."""
+        if self._objects is None or self._closed:
+            return False
+        stop = lambda: self._closed or self._superseded(blob, buffer)  # noqa: E731
+        if not read_chunks(self._objects, blob, buffer, arriving.view, stop):
+            return False
+        log.info("version %s was read from %s", blob.version, self._objects.folder)
+        return True
 
     def _sources_changed(
         self, before: RelayChain, upstream: Upstream, blob: ChunkedBlob, parts: ModelParts | None
@@ -352,44 +373,9 @@ class RelayNode:
         self._retry_at[manifest.version] = self._clock() + RETRY_S
 
 
-def copy_chunks(copies: WeightStore, blob: ChunkedBlob, buffer: BlobBuffer, into: memoryview) -> None:
-    """Copy the chunks of `blob` from `copies` that have its checksums; the others stay missing."""
-    with suppress(StoreError), copies.read(blob.version, blob.blake3) as data:
-        for chunk in range(blob.chunks):
-            span = blob.span(chunk)
-            if crc32c(data[span]) == blob.checks[chunk]:
-                into[span] = data[span]
-                buffer.mark_present(chunk)
-
-
 def _parts_of(manifest: WeightVersion) -> ModelParts | None:
     """The parts of a version; None for one without layers."""
     try:
         return model_parts(manifest)
     except ValueError:
         return None
-
-
-class IncrementalHasher:
-    """Hashes arriving bytes, one chunk per call, while chunks arrive more slowly than they are hashed.
-
-    Otherwise hashing would take processor time from the transfer; the seal then hashes the rest with all processors.
-    """
-
-    def __init__(
-        self, blob: ChunkedBlob, buffer: BlobBuffer, arriving: IncomingVersion, clock: Callable[[], float]
-    ) -> None:
-        self._blob, self._buffer, self._arriving, self._clock = blob, buffer, arriving, clock
-        self._hash_s = 0.0
-        self._last_end = 0.0
-
-    def __call__(self) -> None:
-        began = self._clock()
-        if began - self._last_end >= self._hash_s:
-            missing = self._buffer.missing()
-            complete = self._blob.span(missing[0]).start if missing else self._blob.bytes
-            end = min(complete, self._arriving.hashed + self._blob.chunk_bytes)
-            if end > self._arriving.hashed:
-                self._arriving.hash_to(end)
-                self._hash_s = self._clock() - began
-        self._last_end = self._clock()

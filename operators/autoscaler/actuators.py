@@ -30,8 +30,11 @@ class Actuator(Protocol):
     @property
     def name(self) -> str: ...
 
-    def apply(self, decision: ScalingDecision, timeout_s: float) -> None:
-        """Ask for `decision.target` processes. Raises ActuatorFailed."""
+    def apply(self, decision: ScalingDecision, machines: Sequence[str], timeout_s: float) -> None:
+        """Ask for `decision.target` processes; new ones start soonest on the first of `machines`.
+
+        Raises ActuatorFailed.
+        """
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class LocalFleet:
 
     name: str = "local"
 
-    def apply(self, decision: ScalingDecision, timeout_s: float) -> None:
+    def apply(self, decision: ScalingDecision, machines: Sequence[str], timeout_s: float) -> None:
         """Do nothing."""
 
 
@@ -52,7 +55,7 @@ class Command:
     command: Sequence[str]
     name: str = "command"
 
-    def apply(self, decision: ScalingDecision, timeout_s: float) -> None:
+    def apply(self, decision: ScalingDecision, machines: Sequence[str], timeout_s: float) -> None:
         """Run the program and wait for its end. Raises ActuatorFailed if it fails, or takes too long."""
         environment = {
             **os.environ,
@@ -61,6 +64,7 @@ class Command:
             "LAMINAR_BEFORE": str(decision.before),
             "LAMINAR_TARGET": str(decision.target),
             "LAMINAR_REASON": decision.reason,
+            "LAMINAR_MACHINES": " ".join(machines),
         }
         try:
             with TemporaryFile() as out, TemporaryFile() as err:  # not pipes: a child that it leaves may keep them open

@@ -94,7 +94,7 @@ class AutoscalingConfig(CheckedSettings):
     rollouts, through its scale sub-resource. `command`: a program of yours, `command`."""
     command: tuple[str, ...] = ()
     """For `command`: the program and its arguments. It gets the decision as LAMINAR_RUN, LAMINAR_TARGET,
-    LAMINAR_BEFORE, LAMINAR_DECISION and LAMINAR_REASON, and may be called again with the same one."""
+    LAMINAR_BEFORE, LAMINAR_DECISION, LAMINAR_REASON and LAMINAR_MACHINES, and may be called again with the same one."""
     kubernetes_name: str = ""
     """For `kubernetes`: the name of the StatefulSet; empty: the one that `laminar deploy` writes."""
     actuator_timeout_s: FinitePositive = 30.0

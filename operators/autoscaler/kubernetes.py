@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import urllib.error
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -31,8 +32,8 @@ class StatefulSetScale:
     account: Path = ACCOUNT
     name: str = "kubernetes"
 
-    def apply(self, decision: ScalingDecision, timeout_s: float) -> None:
-        """Set the number of replicas to the target. Raises ActuatorFailed."""
+    def apply(self, decision: ScalingDecision, machines: Sequence[str], timeout_s: float) -> None:
+        """Set the number of replicas to the target: Kubernetes chooses the machines. Raises ActuatorFailed."""
         path = f"/apis/apps/v1/namespaces/{self.namespace}/statefulsets/{self.stateful_set}/scale"
         try:
             token = (self.account / "token").read_text().strip()  # Kubernetes renews it from time to time

@@ -16,6 +16,7 @@ from operators.autoscaler.actuators import Actuator, ActuatorFailed
 from operators.autoscaler.config import AutoscalingConfig
 from operators.autoscaler.decide import Decision, History, ScalingLimits, decide
 from operators.autoscaler.load import Load
+from operators.autoscaler.machines import Machines
 from operators.autoscaler.observation import Observation
 from operators.autoscaler.policies import Policy, make_policy
 from operators.autoscaler.prices import Prices
@@ -79,7 +80,7 @@ class ScalingFold(ShardFold):
     ) -> None:
         config = step.config
         self._step, self._policy, self._clock, self._now = step, policy, clock, now
-        self._load = Load(step.timeout_s, config.stable_s)
+        self._load, self._machines = Load(step.timeout_s, config.stable_s), Machines(step.timeout_s)
         pace = Pace(config.actuator_timeout_s, config.retry_s, config.cooldown_s, config.stable_s)
         self._execution = Execution(step.actuator, pace, now, state.get("reported", 0))
         self._prices = Prices(config.price_file, float(state.get("elapsed", 0.0)), clock)
@@ -105,6 +106,7 @@ class ScalingFold(ShardFold):
                         self._execution.take(received.record, received.offset, clock)
                 else:
                     self._load.record(received.record, clock)
+                    self._machines.record(received.record, clock)
             if METRICS.short_name not in polled.unread:
                 self._load.record_read(clock)
         with phase("decide target"):
@@ -114,7 +116,7 @@ class ScalingFold(ShardFold):
         with phase("carry out decisions"):
             if polled.caught_up and not polled.last and not self._step.config.dry_run:
                 running = self._observations[-1].running if self._observations else 0
-                outputs += self._execution.advance(running, clock)
+                outputs += self._execution.advance(running, clock, self._machines.nearest(clock))
         return outputs
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
@@ -228,10 +230,10 @@ class Execution:
         self._since = self._differs = self._due = clock
         self._asked, self._error = decision.number <= self.reported, ""
 
-    def advance(self, running: int, clock: float) -> list[ScalingOutcome]:
+    def advance(self, running: int, clock: float, machines: Sequence[str] = ()) -> list[ScalingOutcome]:
         """Ask the actuator if that is due. Returns the outcome of the decision, once; and an error when it is new.
 
-        `running` processes generate.
+        `running` processes generate; new ones start soonest on the first of `machines`.
         """
         decision = self._decision
         if decision is None:
@@ -251,7 +253,7 @@ class Execution:
                 failed = f"{decision.target} processes were asked for, and other numbers generate; it is asked again"
         if self._asking is None and not self._asked and clock >= self._due:
             self._due = clock
-            request = self._thread.submit(self._actuator.apply, decision, self._pace.timeout_s)
+            request = self._thread.submit(self._actuator.apply, decision, machines, self._pace.timeout_s)
             self._asking = decision.number, request
         if failed in ("", self._error):
             return []

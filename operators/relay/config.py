@@ -11,7 +11,8 @@ from annotated_types import Ge, Le
 
 from infra.files import read_secret
 from infra.listening import host_of, is_loopback, is_unspecified, own_address_towards
-from infra.setting_types import CheckedSettings, NonNegativeInt, Port, Positive, PositiveInt
+from infra.setting_types import CheckedSettings, NonNegative, NonNegativeInt, Port, Positive, PositiveInt
+from infra.storage import StorageFolder, open_storage
 from infra.store.chunks import MAX_CHUNK_BYTES
 from infra.transport.endpoint import Endpoint
 from infra.transport.throttle import Link
@@ -38,6 +39,14 @@ class RelayConfig(CheckedSettings):
     memory is empty, as after a reboot or in a new pod, starts from them, and fetches what has changed. Empty: none."""
     disk_versions: PositiveInt = 1
     """Copies that `disk_folder` keeps; while one is written there is one more."""
+    object_store: str = ""
+    """A folder in an object store (`s3://bucket/folder`), or one that all machines mount, for copies of the newest
+    versions, each run in a folder of its own. The master relay writes them; a relay reads there what no other relay
+    gives it. Credentials come from the environment. Empty: none."""
+    object_store_versions: PositiveInt = 1
+    """Copies that `object_store` keeps; while one is written there is one more."""
+    object_store_every_s: NonNegative = 600.0
+    """Seconds between the beginnings of two copies: a version takes the time of its upload, and its money."""
     heartbeat_s: Positive = 1.0
     """Seconds between heartbeats; a new version does not trigger one."""
     listen: str = "127.0.0.1"
@@ -68,6 +77,7 @@ class RelayConfig(CheckedSettings):
     def _check(self) -> None:
         if not self.store:
             raise ValueError('store must be a folder, or "auto"')
+        open_storage(self.object_store)
         if self.advertise and not self.advertise.rpartition(":")[2].isdecimal():
             raise ValueError(f"advertise must be host:port, not {self.advertise!r}")
         if bool(self.certificate_file) != bool(self.authority_file):
@@ -129,6 +139,10 @@ class RelayConfig(CheckedSettings):
     def copies_folder(self, run: str) -> Path | None:
         """The folder of this relay's copies of the weights of `run`; None without `disk_folder`."""
         return Path(self.disk_folder) / run / f"relay-{self.relay}" if self.disk_folder else None
+
+    def objects_folder(self, run: str) -> StorageFolder | None:
+        """The folder of the copies of the weights of `run` that all its relays read; None without `object_store`."""
+        return open_storage(self.object_store) / run if self.object_store else None
 
     def link(self) -> Link:
         """One direction of the relay's network link."""

@@ -20,7 +20,6 @@ from infra.kafka.properties import ClientProperties
 from infra.machine import VARIABLE as MACHINE
 from infra.machine import machine_name
 from infra.runners.step_metrics import phase
-from infra.store.disk_tier import DiskTier
 from infra.store.errors import VersionGone
 from infra.store.incoming_version import Seal
 from infra.store.names import weight_file
@@ -32,6 +31,7 @@ from infra.transport.relay_node import RelayNode
 from operators.io.dead_letters import dead_letter
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored, ShardFold
 from operators.relay.config import AUTO, RelayConfig
+from operators.relay.tiers import NO_TIERS, Tiers, open_tiers
 from schemas.records import PolicyVersion, RelayArrival, RelayChain, RelayStatus, ReplicaStatus, WeightVersion
 from schemas.topics import RELAY, REPLICAS
 
@@ -113,12 +113,11 @@ class RelayStep:
     ) -> RelayFold:
         """As `restore`, over `store`, which it closes, on `host` (default: this machine)."""
         config = self.config
-        disk = None
-        if folder := config.copies_folder(self.run):
-            disk = DiskTier(store, folder, config.disk_versions, system)
-        copies = None if disk is None else disk.copies
-        node = RelayNode(store, self.run, config.relay, endpoint, config.link(), config.link(), system, copies)
-        fold = RelayFold(config, store, node, restored.state, system.monotonic, wall_s, host, disk)
+        tiers = open_tiers(config, self.run, store, system)
+        links = config.link(), config.link()
+        copies = None if tiers.disk is None else tiers.disk.copies
+        node = RelayNode(store, self.run, config.relay, endpoint, *links, system, copies, tiers.objects)
+        fold = RelayFold(config, store, node, restored.state, system.monotonic, wall_s, host, tiers)
         try:
             producer = open_producer()
         except BaseException:
@@ -155,9 +154,9 @@ class RelayFold(ShardFold):
         clock: Callable[[], float] = time.monotonic,
         wall_s: Callable[[], float] = time.time,
         host: str | None = None,
-        disk: DiskTier | None = None,
+        tiers: Tiers = NO_TIERS,
     ) -> None:
-        self._disk = disk
+        self._tiers = tiers
         self._config, self._clock, self._wall_s = config, clock, wall_s
         self._store = store
         self._node = node
@@ -203,8 +202,8 @@ class RelayFold(ShardFold):
         if polled.caught_up or self._reported is not None:
             held = tuple(sorted(self._held, reverse=True))
             self._reported = held, sum(self._held[version].record.bytes for version in held)
-            if self._disk is not None and held:
-                self._disk.keep(held[0])
+            if held:
+                self._tiers.keep(held[0], self._node.is_master)
         return outputs
 
     def _track(self, received: ReceivedRecord) -> list[Output]:
@@ -265,8 +264,7 @@ class RelayFold(ShardFold):
         if self.heartbeats is not None:
             self.heartbeats.close()
         self._node.close()
-        if self._disk is not None:
-            self._disk.close()
+        self._tiers.close()
         self._store.close()
 
     def _kept_versions(self) -> list[PolicyVersion]:

@@ -36,8 +36,8 @@ def delete_command(
 
     Shows what it frees, and requests a confirmation. A run that is running, or of which a process is alive, is
     refused, and then none is deleted. Links are removed, and what they name stays; checkpoints in
-    trainer.checkpoint_folder stay, too. After a kill in the middle `laminar runs list` shows the run as `deleting`:
-    delete it again.
+    trainer.checkpoint_folder and versions in relay.object_store stay, too. After a kill in the middle
+    `laminar runs list` shows the run as `deleting`: delete it again.
 
     \b
     Examples:

@@ -53,8 +53,8 @@ def list_(
     """List the newest weight versions of a run, oldest first. `ancestor`: the newest is or descends from this one.
 
     `where` says where this machine has the weights, for `laminar weights pull`: in the weight store (shared memory,
-    while the run is active), in a relay's copies on disk (`relay.disk_folder`), in the folder of the final model, in a
-    checkpoint, or in the run's initial model.
+    while the run is active), in a relay's copies on disk (`relay.disk_folder`), in the object store
+    (`relay.object_store`), in the folder of the final model, in a checkpoint, or in the run's initial model.
 
     \b
     Examples:
@@ -211,14 +211,18 @@ def pull(
 def _pull_here(
     root: Path, manifest: WeightVersion, config: Config | None, places: Places, base: Path, folder: Path
 ) -> str | None:
-    """Write a version to the new `folder` from the store `root` or another place of this machine; return which."""
-    from pipelines.run.weight_bytes import pull_from_store
+    """Write a version to the new `folder` from the store `root` or another place of `places`; return which."""
+    from pipelines.run.weight_bytes import pull_from_objects, pull_from_store
     from pipelines.run.weight_copies import pull_from_place
 
     known = places.get(manifest.version, [])
     stores = [root, *(Path(str(place.path)).parent for place in known if place.kind == "disk")]
     source = next(filter(None, (pull_from_store(store, manifest, base, folder) for store in stores)), None)
     if source is not None or config is None:
+        return source
+    objects = (place.path for place in known if place.kind == "object store")
+    source = next(filter(None, (pull_from_objects(file, manifest, base, folder) for file in objects)), None)
+    if source is not None:
         return source
     found = (pull_from_place(place, config, base, folder) for place in known)
     return next(filter(None, found), None)

@@ -1,4 +1,4 @@
-"""Where this machine has the weight versions of a run: store, disk, final model, checkpoints, initial model."""
+"""Where this machine finds the weight versions of a run: weight store, disk, object store, models, checkpoints."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from typing import Any, Literal
 
 from infra.models.checkpoint_list import list_checkpoints
 from infra.storage import StorageFolder, open_storage
-from infra.store.names import default_root, version_of
+from infra.store.names import default_root, version_of, weight_file
+from infra.store.object_tier import sealed_versions
 from pipelines.inspect.run_folders import config_file
 from schemas.records import PolicyVersion, WeightVersion
 
-Kind = Literal["store", "disk", "model", "checkpoint", "initial model"]
+Kind = Literal["store", "disk", "object store", "model", "checkpoint", "initial model"]
 _EARLIER_MODEL = re.compile(r"model-(\d+)")
 
 
 @dataclass(frozen=True)
 class WeightPlace:
-    """A place of a version: the file of the weight store or of a relay's copies on disk, a Hugging Face folder, or a
-    checkpoint of the trainer."""
+    """A place of a version: the file of the weight store or of a copy on disk or in an object store, a Hugging Face
+    folder, or a checkpoint of the trainer."""
 
     kind: Kind
     path: StorageFolder
 
     def __str__(self) -> str:
-        return self.kind if self.kind in ("store", "disk", "initial model") else str(self.path)
+        return str(self.path) if self.kind in ("model", "checkpoint") else self.kind
 
 
 Places = Mapping[PolicyVersion, list[WeightPlace]]
@@ -39,7 +40,8 @@ def weight_places(
 ) -> Places:
     """The places of each version of `run`, those with the least work first; versions without a place are missing.
 
-    `folder` is the run's on this machine, if it has one; `store` replaces the weight store that it names.
+    `folder` is the run's on this machine, if it has one; `store` replaces the weight store that it names. Raises
+    OSError if an object store refuses.
     """
     known = sorted(manifests, key=lambda manifest: manifest.version)
     config = _read_config(folder)
@@ -47,6 +49,7 @@ def weight_places(
     for version, place in (
         *_stored(store or _store_of(config, run)),
         *_copied(config, run),
+        *_objects(config, run),
         *_models(known, folder),
         *_checkpoints(config, run, folder),
         *_initial(known, config),
@@ -85,6 +88,13 @@ def _copies_of(config: Mapping[str, Any], run: str) -> list[Path]:
 def _copied(config: Mapping[str, Any], run: str) -> Iterator[tuple[PolicyVersion, WeightPlace]]:
     for relay in _copies_of(config, run):
         yield from ((version, WeightPlace("disk", place.path)) for version, place in _stored(relay))
+
+
+def _objects(config: Mapping[str, Any], run: str) -> Iterator[tuple[PolicyVersion, WeightPlace]]:
+    if configured := config.get("relay", {}).get("object_store", ""):
+        folder = open_storage(configured) / run
+        for version in sealed_versions(folder):
+            yield version, WeightPlace("object store", folder / weight_file(version))
 
 
 def _checkpoints(

@@ -127,8 +127,11 @@ def volume_files(config: Config) -> list[tuple[str, str]]:
 def _outside_volume(config: Config) -> Iterator[str]:
     volume = PurePosixPath(config.deploy.volume_path)
     written = [("run.folder", str(config.run.folder))]
-    if config.trainer.checkpoint_folder and "://" not in config.trainer.checkpoint_folder:
-        written.append(("trainer.checkpoint_folder", config.trainer.checkpoint_folder))
+    shared = (
+        ("trainer.checkpoint_folder", config.trainer.checkpoint_folder),
+        ("relay.object_store", config.relay.object_store),
+    )
+    written += [(key, place) for key, place in shared if place and "://" not in place]
     for key, path in (*written, *volume_files(config)):
         if volume not in (PurePosixPath(path), *PurePosixPath(path).parents):
             place = f"must be below deploy.volume_path ({volume}), which all containers mount"

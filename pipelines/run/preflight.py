@@ -177,6 +177,9 @@ def host_problems(config: Config, *, new: bool) -> Iterator[str]:
         advice = "free some space, or lower trainer.checkpoints_kept"
         what = f"{kept} checkpoints of {trained} trained parameters"
         yield from _room(key, Path(checkpoints), kept * trained * STATE_BYTES, what, advice)
+    objects = config.relay.object_store
+    if objects and "://" not in objects and (problem := _unwritable("relay.object_store", Path(objects))) is not None:
+        yield problem
     yield from store_problems(config)
 
 

@@ -14,11 +14,14 @@ from blake3 import blake3
 
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
+from infra.storage import RangeReader, StorageFolder
 from infra.store.announce import ManifestLog
 from infra.store.chunks import chunk_checksums
 from infra.store.errors import StoreError, VersionGone
 from infra.store.layout import Layout
 from infra.store.names import default_root
+from infra.store.newest_copier import PART
+from infra.store.object_tier import has_version
 from infra.store.publisher import Publisher
 from infra.store.weight_files import SINGLE, folder_tensors, tensors_in
 from infra.store.weight_store import WeightStore
@@ -112,6 +115,31 @@ def pull_from_store(root: Path, manifest: WeightVersion, model: Path, folder: Pa
     except VersionGone:
         return None
     return str(root)
+
+
+def pull_from_objects(source: StorageFolder, manifest: WeightVersion, model: Path, folder: Path) -> str | None:
+    """As `pull_from_store`, from the file `source` of an object store.
+
+    Raises StoreError for bytes that do not match the manifest, OSError if the object store refuses.
+    """
+    if not has_version(source.parent, manifest.version, manifest.blake3):
+        return None
+    digest = blake3()
+    with RangeReader(source) as reader, _beside(model, folder) as file, file.open("wb") as out:
+        part = memoryview(bytearray(min(PART, manifest.bytes)))
+        for begin in range(0, manifest.bytes, PART):
+            read = part[: manifest.bytes - begin]
+            try:
+                reader.read_into(begin, read)
+            except ValueError as error:
+                raise StoreError(f"version {manifest.version} is damaged: {error}") from error
+            digest.update(read)
+            out.write(read)
+        if digest.hexdigest() != manifest.blake3:
+            raise StoreError(
+                f"version {manifest.version} is damaged: {source} does not have the blake3 of its manifest"
+            )
+    return str(source)
 
 
 def pull_from_relays(

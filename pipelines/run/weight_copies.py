@@ -22,7 +22,7 @@ def pull_from_place(place: WeightPlace, config: Config, model: Path, folder: Pat
     None if the version has been evicted meanwhile. Raises FileExistsError, FileNotFoundError without a model folder,
     CheckpointError for a damaged checkpoint.
     """
-    if place.kind in ("store", "disk"):
+    if place.kind in ("store", "disk", "object store"):
         return None  # the caller has tried them
     if place.kind == "checkpoint":
         return _convert(place, config, model, folder)

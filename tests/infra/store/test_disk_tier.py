@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.store import disk_tier
+from infra.store import newest_copier
 from infra.store.disk_tier import DiskTier
 from infra.store.incoming_version import IncomingVersion
 from infra.store.weight_store import WeightStore
@@ -54,7 +54,7 @@ def test_newest_versions_are_copied_and_kept(store: WeightStore, tmp_path: Path)
 def test_copy_that_is_interrupted_leaves_nothing(
     store: WeightStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_tier, "PART", 100)
+    monkeypatch.setattr(newest_copier, "PART", 100)
     tier = DiskTier(store, tmp_path / "disk", 1)
 
     def slowly(copy: IncomingVersion, end: int) -> None:

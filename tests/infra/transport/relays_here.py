@@ -19,6 +19,7 @@ from infra.store.chunks import chunk_checksums
 from infra.store.deltas import encode_delta
 from infra.store.layout import Layout
 from infra.store.names import SHARED_MEMORY, default_root
+from infra.store.object_tier import ObjectTier
 from infra.store.weight_store import WeightStore
 from infra.transport.endpoint import Endpoint
 from infra.transport.relay_node import RelayNode
@@ -108,12 +109,13 @@ class Machine:
         rate: float | None = None,
         keep: int = 4,
         copies: WeightStore | None = None,
+        objects: ObjectTier | None = None,
         **endpoint: Any,
     ) -> None:
         self.relay = relay
         self.store = WeightStore(new_root(), keep)
         reached = Endpoint(**{"token": TOKEN, **endpoint})
-        self.node = RelayNode(self.store, run, relay, reached, Link(rate), Link(rate), copies=copies)
+        self.node = RelayNode(self.store, run, relay, reached, Link(rate), Link(rate), copies=copies, objects=objects)
 
     @property
     def link(self) -> RelayLink:

@@ -27,7 +27,7 @@ PATH = "/apis/apps/v1/namespaces/rl/statefulsets/laminar-first-rollout/scale"
 
 def test_command_gets_the_decision_in_its_environment(tmp_path: Path) -> None:
     script = "import json, os, sys; json.dump(dict(os.environ), open(sys.argv[1], 'w'))"
-    Command("first", (sys.executable, "-c", script, str(tmp_path / "seen"))).apply(DECISION, 30)
+    Command("first", (sys.executable, "-c", script, str(tmp_path / "seen"))).apply(DECISION, ("b", "a"), 30)
     seen = json.loads((tmp_path / "seen").read_text())
     assert {name: value for name, value in seen.items() if name.startswith("LAMINAR_")} == {
         "LAMINAR_RUN": "first",
@@ -35,6 +35,7 @@ def test_command_gets_the_decision_in_its_environment(tmp_path: Path) -> None:
         "LAMINAR_BEFORE": "2",
         "LAMINAR_TARGET": "5",
         "LAMINAR_REASON": "2.00 requests a slot",
+        "LAMINAR_MACHINES": "b a",
     }
 
 
@@ -50,25 +51,25 @@ def test_command_gets_the_decision_in_its_environment(tmp_path: Path) -> None:
 )
 def test_command_that_fails_is_an_error_with_its_output(command: Any, timeout_s: float, problem: str) -> None:
     with pytest.raises(ActuatorFailed, match=problem):
-        Command("first", command).apply(DECISION, timeout_s)
+        Command("first", command).apply(DECISION, (), timeout_s)
 
 
 def test_command_without_a_place_for_its_output_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
     with pytest.raises(ActuatorFailed, match=r"'true' cannot be run: No such file or directory \(/nonexistent/"):
-        Command("first", ("true",)).apply(DECISION, 30)
+        Command("first", ("true",)).apply(DECISION, (), 30)
 
 
 def test_command_may_leave_a_child_with_its_output() -> None:
     child = "import time; time.sleep(60)"
     script = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {child!r}]).pid, file=sys.stderr)"
     with pytest.raises(ActuatorFailed, match=r"code 5: \d+$") as failed:
-        Command("first", (sys.executable, "-c", f"{script}; raise SystemExit(5)")).apply(DECISION, 30)
+        Command("first", (sys.executable, "-c", f"{script}; raise SystemExit(5)")).apply(DECISION, (), 30)
     os.kill(int(str(failed.value).rsplit(maxsplit=1)[1]), signal.SIGKILL)
 
 
 def test_local_fleet_sends_no_request() -> None:
-    LocalFleet().apply(DECISION, 1)
+    LocalFleet().apply(DECISION, (), 1)
 
 
 class ApiServer:
@@ -139,7 +140,7 @@ def server(tmp_path: Path) -> Iterator[ApiServer]:
 def test_kubernetes_scale_is_patched_with_the_service_account(server: ApiServer, tmp_path: Path) -> None:
     scale = StatefulSetScale("rl", "laminar-first-rollout", server.url, tmp_path)
     for _ in range(2):  # a repeated decision changes nothing
-        scale.apply(DECISION, 10)
+        scale.apply(DECISION, (), 10)
         assert server.replicas == 5
     assert server.requests == 2 * [("PATCH", PATH)]
 
@@ -149,34 +150,34 @@ def test_kubernetes_names_the_right_that_is_missing(server: ApiServer, tmp_path:
     with pytest.raises(
         ActuatorFailed, match=r"403 statefulsets.apps .* is forbidden.*verb patch on statefulsets/scale"
     ):
-        StatefulSetScale("rl", "laminar-first-rollout", server.url, tmp_path).apply(DECISION, 10)
+        StatefulSetScale("rl", "laminar-first-rollout", server.url, tmp_path).apply(DECISION, (), 10)
     assert server.replicas == 2
 
 
 def test_kubernetes_names_a_token_that_is_not_valid(server: ApiServer, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("another")
     with pytest.raises(ActuatorFailed, match=r"401 Unauthorized; is the service account's token valid"):
-        StatefulSetScale("rl", "laminar-first-rollout", server.url, tmp_path).apply(DECISION, 10)
+        StatefulSetScale("rl", "laminar-first-rollout", server.url, tmp_path).apply(DECISION, (), 10)
 
 
 def test_kubernetes_names_a_stateful_set_that_does_not_exist(server: ApiServer, tmp_path: Path) -> None:
     with pytest.raises(
         ActuatorFailed, match=r'404 statefulsets\.apps "other" not found; see autoscaling\.kubernetes_name'
     ):
-        StatefulSetScale("rl", "other", server.url, tmp_path).apply(DECISION, 10)
+        StatefulSetScale("rl", "other", server.url, tmp_path).apply(DECISION, (), 10)
 
 
 def test_kubernetes_sends_no_token_to_another_authority(server: ApiServer, tmp_path: Path) -> None:
     Authority.create().write(tmp_path / "ca.crt", tmp_path / "other.key")
     with pytest.raises(ActuatorFailed, match=r"does not respond: .*certificate verify failed"):
-        StatefulSetScale("rl", "laminar-first-rollout", server.url, tmp_path).apply(DECISION, 10)
+        StatefulSetScale("rl", "laminar-first-rollout", server.url, tmp_path).apply(DECISION, (), 10)
     assert server.requests == []
 
 
 def test_kubernetes_needs_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ActuatorFailed, match=r"no service account in .*must run in a pod of the cluster"):
-        StatefulSetScale("rl", "a", account=tmp_path / "none").apply(DECISION, 10)
+        StatefulSetScale("rl", "a", account=tmp_path / "none").apply(DECISION, (), 10)
     (tmp_path / "token").write_text("t")
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(ActuatorFailed, match="KUBERNETES_SERVICE_HOST is not set"):
-        StatefulSetScale("rl", "a", account=tmp_path).apply(DECISION, 10)
+        StatefulSetScale("rl", "a", account=tmp_path).apply(DECISION, (), 10)

@@ -15,7 +15,7 @@ from operators.autoscaler.config import AutoscalingConfig
 from operators.autoscaler.load import Load
 from operators.autoscaler.scale_rollouts import ScaleRollouts, report_decisions
 from operators.io.config import TopicInput
-from schemas.records import Metric, ReplicaStatus, ScalingDecision, ScalingOutcome
+from schemas.records import Metric, RelayStatus, ReplicaStatus, ScalingDecision, ScalingOutcome
 from schemas.topics import DEAD_LETTERS, DECISION, METRICS, PAUSE, PLACEMENT, REPLICAS, SCALING, SETTLED
 
 CONFIG = AutoscalingConfig(observe_s=10.0, stable_s=20.0, cooldown_s=60.0, retry_s=15.0, maximum=4)
@@ -33,10 +33,12 @@ class Recorded:
 
     errors: list[str] = field(default_factory=list)
     asked: list[tuple[int, int]] = field(default_factory=list)
+    machines: Sequence[str] = ()
     name: str = "recorded"
 
-    def apply(self, decision: ScalingDecision, timeout_s: float) -> None:
+    def apply(self, decision: ScalingDecision, machines: Sequence[str], timeout_s: float) -> None:
         self.asked.append((decision.number, decision.target))
+        self.machines = machines
         if self.errors:
             raise ActuatorFailed(self.errors.pop(0))
 
@@ -332,3 +334,21 @@ def test_policy_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch, capl
     scaler.run(60)
     assert scaler.decisions == []
     assert "division by zero" in caplog.text
+
+
+def test_actuator_is_told_the_machines_with_the_newest_weights() -> None:
+    """Those with the fewest replicas first; a relay that is silent, or has an older version, is none of them."""
+    scaler = Autoscaler()
+    held = {"silent": ("1.9",), "old": ("1.1",), "two": ("1.2", "1.1"), "one": ("1.2",), "none": (), "a b;c": ("1.2",)}
+    for second in range(0, 100, 5):
+        for relay, (host, versions) in enumerate(held.items()):
+            if host != "silent" or second == 0:
+                scaler.log.append(REPLICAS, RelayStatus(relay, versions, 0, host, 1, 0), f"relay-{relay}")
+        for replica, host in enumerate(("two", "two", "one", "old")):
+            fields = {"replica": replica, "process": replica // 2, "incarnation": 1, "state": "running", "running": 3}
+            scaler.log.append(REPLICAS, _status(**fields, host=host), f"rollout-{replica}")
+        scaler.train(0.9)
+        scaler.now += 5
+        scaler.turn()
+    assert scaler.actuator.asked
+    assert scaler.actuator.machines == ["one", "two"]

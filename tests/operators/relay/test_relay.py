@@ -15,14 +15,15 @@ from record_factories import status, version
 
 from infra.files import create_secret
 from infra.kafka.properties import ClientProperties
-from infra.store.disk_tier import DiskTier
 from infra.store.incoming_version import Seal
+from infra.store.object_tier import sealed_versions
 from infra.store.weight_store import WeightStore
 from infra.transport.relay_node import RelayNode
 from operators.io.elements import Output, PartitionKey, Polled, ReceivedRecord
 from operators.relay import relay as relay_module
 from operators.relay.config import RelayConfig
 from operators.relay.relay import RelayFold, RelayStep, manifest_mismatch, versions_to_forget
+from operators.relay.tiers import open_tiers
 from schemas.codec import decode, encode
 from schemas.records import DeadLetter, Metric, PolicyVersion, RelayChain, RelayLink, RelayStatus, WeightVersion
 from schemas.topics import DEAD_LETTERS
@@ -41,9 +42,8 @@ class Relay:
         create_secret(Path(config.token_file))
         store = WeightStore(root, config.keep_versions)
         node = RelayNode(store, "run", config.relay, config.endpoint(KAFKA), config.link(), config.link())
-        folder = config.copies_folder("run")
-        disk = None if folder is None else DiskTier(store, folder, config.disk_versions)
-        self.fold = RelayFold(config, store, node, state or {}, wall_s=lambda: 1.5, disk=disk)
+        tiers = open_tiers(config, "run", store)
+        self.fold = RelayFold(config, store, node, state or {}, wall_s=lambda: 1.5, tiers=tiers)
 
     def receive(self, *records: Any, caught_up: bool = True) -> Sequence[Output]:
         received = tuple(ReceivedRecord("relay", 0, self.next_offset + n, record) for n, record in enumerate(records))
@@ -286,6 +286,9 @@ def test_manifest_mismatch_is_none_for_a_matching_manifest() -> None:
         ({"listen": "my-host"}, "accepts other machines: set"),
         ({"port": 65536}, "port must be at most 65535, not 65536"),
         ({"advertise": "host"}, "advertise must be host:port"),
+        ({"object_store": "ftp://host/folder"}, "the scheme of 'ftp'"),
+        ({"object_store": "s3://key:secret@bucket/folder"}, "contains a password"),
+        ({"object_store_every_s": -1.0}, "object_store_every_s must be at least 0"),
         ({"chunk_bytes": 0}, "chunk_bytes must be at least 1024, not 0"),
         ({"max_megabytes_per_s": 0.0}, "max_megabytes_per_s must be positive"),
     ],
@@ -305,6 +308,20 @@ def test_relay_copies_its_newest_version_to_the_disk(store: WeightStore, tmp_pat
     relay.fold.close()
     assert copy.read_bytes() == DATA
     assert not copy.with_name("1.1.safetensors").exists()
+
+
+@pytest.mark.parametrize(("master", "copied"), [(3, True), (0, False)])
+def test_master_alone_copies_to_the_object_store(store: WeightStore, tmp_path: Path, master: int, copied: bool) -> None:
+    relay = Relay(store.root, object_store=str(tmp_path / "shared"), disk_folder=str(tmp_path / "disk"))
+    links = tuple(RelayLink(number, f"127.0.0.1:{number + 1}", "host", "store") for number in (master, 3 - master))
+    assert relay.held(RelayChain(1, links, (), "chain", 0), add(store, "1.1")) == ("1.1",)
+    disk, deadline = tmp_path / "disk" / "run" / "relay-3" / "1.1.safetensors", time.monotonic() + 20.0
+    shared = tmp_path / "shared" / "run"
+    while not disk.exists() or (copied and sealed_versions(shared) != [version(1)]):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    relay.fold.close()
+    assert shared.exists() == copied
 
 
 def test_relay_step_raises_for_an_automatic_store() -> None:

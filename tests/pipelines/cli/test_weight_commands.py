@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from object_store import object_store
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -23,8 +24,10 @@ from infra.kafka.properties import ClientProperties
 from infra.models.checkpoint_folder import save_folder
 from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
+from infra.storage import open_storage
 from infra.store.disk_tier import DiskTier
 from infra.store.names import default_root
+from infra.store.object_tier import ObjectTier
 from infra.store.ownership import remove_store
 from infra.store.weight_store import WeightStore
 from infra.transport.endpoint import Endpoint
@@ -161,6 +164,38 @@ def test_weights_are_pulled_from_a_copy_on_disk(
     assert pulled["from"] == str(copies)  # type: ignore[index]
     ours, theirs = load_file(model / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_weights_are_pulled_from_an_object_store(
+    laminar: Laminar, root: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if this machine has nothing else of them; a damaged copy becomes no folder."""
+    monkeypatch.chdir(tmp_path)
+    version = json_of(laminar, "weights", "publish", str(model))["version"]  # type: ignore[index]
+    folder = tmp_path / "runs" / RUN
+    folder.mkdir(parents=True)
+    with object_store() as server, WeightStore(root) as store:
+        uri = server.bucket("pulled-weights")
+        objects = open_storage(uri) / RUN
+        with ObjectTier(store, objects, 1, 0.0) as tier:
+            tier.copy(PolicyVersion.parse(version))
+        settings = f"[run]\nname = '{RUN}'\n[model]\npath = '{model}'\n"
+        (folder / "config.toml").write_text(f"{settings}[relay]\nstore = '{tmp_path}/gone'\nobject_store = '{uri}'\n")
+        listed = json_of(laminar, "weights", "list")
+        assert {row["version"]: row["where"] for row in listed}[version][0] == "object store"  # type: ignore[attr-defined]
+        pulled = json_of(laminar, "weights", "pull", version, str(tmp_path / "out"))
+        copy = objects / f"{version}.safetensors"
+        assert pulled["from"] == str(copy)  # type: ignore[index]
+        ours, theirs = load_file(model / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+        data = copy.read_bytes()
+        for damaged, message in ((data[:-1], "ends at byte"), (data[:-1] + b"x", "does not have the blake3")):
+            copy.write_bytes(damaged)
+            code, _, error = laminar("weights", "pull", version, str(tmp_path / "damaged"))
+            text = " ".join(error.split())
+            assert (code, f"version {version} is damaged" in text) == (1, True)
+            assert message in text
+            assert not (tmp_path / "damaged").exists()
 
 
 def corrupt(root: Path, version: PolicyVersion) -> None:

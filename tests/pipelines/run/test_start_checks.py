@@ -215,6 +215,10 @@ def test_host_checks_name_a_folder_without_files(tmp_path: Path) -> None:
     assert problem.startswith(
         "trainer.checkpoint_folder: /proc/ckpt cannot be written: no file can be created in /proc"
     )
+    config = config_of(run={"name": "checked", "folder": str(tmp_path)}, relay={"object_store": "/proc/weights"})
+    assert any(
+        each.startswith("relay.object_store: /proc/weights cannot be") for each in host_problems(config, new=True)
+    )
 
 
 @pytest.mark.parametrize(
