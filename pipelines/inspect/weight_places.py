@@ -12,7 +12,7 @@ from typing import Any, Literal
 from infra.models.checkpoint_list import list_checkpoints
 from infra.storage import StorageFolder, open_storage
 from infra.store.names import default_root, version_of, weight_file
-from infra.store.object_tier import sealed_versions
+from infra.store.sealed_objects import sealed_versions
 from pipelines.inspect.run_folders import config_file
 from schemas.records import PolicyVersion, WeightVersion
 

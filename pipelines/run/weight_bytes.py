@@ -21,8 +21,8 @@ from infra.store.errors import StoreError, VersionGone
 from infra.store.layout import Layout
 from infra.store.names import default_root
 from infra.store.newest_copier import PART
-from infra.store.object_tier import has_version
 from infra.store.publisher import Publisher
+from infra.store.sealed_objects import has_version
 from infra.store.weight_files import SINGLE, folder_tensors, tensors_in
 from infra.store.weight_store import WeightStore
 from infra.transport.fetch import download

@@ -13,7 +13,8 @@ import pytest
 from object_store import object_store
 
 from infra.storage import RemotePath, StorageFolder, list_folder, open_storage
-from infra.store.object_tier import ObjectTier, has_version, sealed_versions
+from infra.store.object_tier import ObjectTier
+from infra.store.sealed_objects import has_version, sealed_versions
 from infra.store.weight_store import WeightStore
 from schemas.records import PolicyVersion
 

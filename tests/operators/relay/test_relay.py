@@ -16,7 +16,7 @@ from record_factories import status, version
 from infra.files import create_secret
 from infra.kafka.properties import ClientProperties
 from infra.store.incoming_version import Seal
-from infra.store.object_tier import sealed_versions
+from infra.store.sealed_objects import sealed_versions
 from infra.store.weight_store import WeightStore
 from infra.transport.relay_node import RelayNode
 from operators.io.elements import Output, PartitionKey, Polled, ReceivedRecord
