@@ -6,6 +6,7 @@ The process that forks has imported everything and never run a test: threads of 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import resource
@@ -119,7 +120,7 @@ class ForkedTests:
     def _run(self, names: Sequence[str]) -> str:
         items = [(name, item) for name in names for item in self._items[name]]
         running = ""
-        for (name, item), (_, following) in zip(items, [*items[1:], ("", None)], strict=True):
+        for (name, item), (_, following) in itertools.zip_longest(items, items[1:], fillvalue=("", None)):
             if name != running:
                 self._report(running := name)
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)

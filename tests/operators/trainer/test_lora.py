@@ -19,6 +19,7 @@ from operators.trainer.checkpoint import write_checkpoint
 from operators.trainer.checkpoint_files import TrainerPosition
 from operators.trainer.config import LearnerConfig, LoraConfig
 from operators.trainer.learner import Learner
+from operators.trainer.lora import is_adapter
 from operators.trainer.packing import micro_batches
 from operators.trainer.policy import check_trainable, load_policy, token_logprobs
 from schemas.records import PolicyVersion
@@ -70,6 +71,18 @@ def test_lora_trains_only_adapters_with_fixed_initial_values(folder: Path) -> No
     assert {tensor.shape[0] for name, tensor in ours.items() if "lora_A" in name} == {4}
     one.update(make_batch())
     assert {name.partition(".")[2] for name in one.state().moments} == set(ours)
+
+
+def test_initial_adapters_are_uniform_in_the_range_of_peft(folder: Path) -> None:
+    policy = load_policy(folder, torch.device("cpu"), lora=LoraConfig(rank=16, alpha=32))
+    adapters = {name: value.detach() for name, value in policy.named_parameters() if is_adapter(name)}
+    drawn = [value for name, value in adapters.items() if ".lora_A." in name]
+    assert drawn
+    for value in drawn:
+        bound = value.shape[1] ** -0.5
+        assert 0.9 * bound < float(value.max()) <= bound
+        assert -bound <= float(value.min()) < -0.9 * bound
+    assert all(not value.any() for name, value in adapters.items() if ".lora_B." in name)
 
 
 def test_lora_checkpoint_resumes_bit_identically(folder: Path, tmp_path: Path) -> None:
