@@ -19,6 +19,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.models import qwen2
+from infra.clocks import wall_ms
 from infra.machine import machine_name
 from infra.store.weight_store import WeightStore
 from infra.transport.endpoint import Endpoint
@@ -76,7 +77,7 @@ def main(root: Path, number: int, rate: float) -> None:
     member = StageMember(number, 1, engine, store.root)
     staging = ReplicaStaging(member, store, StageService(transfers))
     config = RolloutConfig(slots=SLOTS, context=CONTEXT)
-    replica = Replica(number, 1, engine, store, str, _now, config, kv_transfers=transfers, staging=staging)
+    replica = Replica(number, 1, engine, store, str, wall_ms, config, kv_transfers=transfers, staging=staging)
     maker = StatusMaker(node, str(root), time.monotonic(), machine_name())
     lock = threading.Lock()
 
@@ -87,12 +88,12 @@ def main(root: Path, number: int, rate: float) -> None:
     def beat() -> None:
         while True:
             held = sorted(store.versions(), reverse=True)
-            relay = maker.make(held, 0, time.monotonic(), _now())
+            relay = maker.make(held, 0, time.monotonic(), wall_ms())
             load = replica.engine.status()
             publish(relay)
             if (arrival := maker.arrival(relay)) is not None:
                 publish(arrival)
-            publish(staging.status(_now()))
+            publish(staging.status(wall_ms()))
             publish(replica_status(number, number, 1, replica.state, engine.version, load, 0.0, RUN, replica.reserved))
             time.sleep(HEARTBEAT_S)
 
@@ -136,10 +137,6 @@ def _handle(command: Any, replica: Replica, node: RelayNode) -> list[Any]:
         case StageGroup():
             replica.lead(command)
     return []
-
-
-def _now() -> int:
-    return time.time_ns() // 10**6
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from infra.deploy.config import DeployConfig
+from infra.deploy.role_acls import PEOPLE
 from infra.kafka.acls import Acl
 from infra.kafka.admin import TopicSpec
 
@@ -23,8 +24,6 @@ GATEWAY, AGENTS = "gateway", "agents"
 """The units that agents talk to, and that run them."""
 DATA_PLANE = "data-plane"
 """What `laminar submit` runs in one graph: all roles that need neither weights nor a place for agents."""
-PEOPLE = "people"
-"""Kafka's user of commands that read a run."""
 
 Placement = Literal["single", "indexed", "machine"]
 VolumeUse = Literal["none", "read", "write"]

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError
 
+from infra.clocks import wall_ms
 from infra.kafka.admin import admin_client, committed_offsets
 from infra.kafka.client_patches import request_metadata_at_once
 from infra.kafka.note import uncommitted_consumer
@@ -156,7 +157,7 @@ class KafkaClients:
         return time.monotonic()
 
     def unix_ms(self) -> int:
-        return time.time_ns() // 10**6
+        return wall_ms()
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 
 from kafka import OffsetAndMetadata, TopicPartition
 
+from infra.clocks import wall_ms
 from infra.kafka.log_gaps import note_missing
 from infra.kafka.note import last_note, last_notes, name_of, uncommitted_consumer
 from infra.kafka.properties import ClientProperties
@@ -43,7 +43,7 @@ def set_group_offsets(
         assert note is not None
         named = {name_of((topic, number)): offset for number, offset in offsets.items()}
         moved = replace(note, offsets={**note.offsets, **named}, commit=note.commit + 1, written={})
-        value, headers = encode(CommitNote(group, moved.encode(), time.time_ns() // 10**6))
+        value, headers = encode(CommitNote(group, moved.encode(), wall_ms()))
         producer.begin([place])
         producer.send(restore.topic, value, group.encode(), list(headers), restore.partition)
         committed = {TopicPartition(topic, number): OffsetAndMetadata(to, "", -1) for number, to in offsets.items()}

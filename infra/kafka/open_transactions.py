@@ -26,6 +26,7 @@ from kafka.errors import (
     UnsupportedVersionError,
 )
 
+from infra.clocks import wall_ms
 from infra.kafka.admin import admin_client
 from infra.kafka.client_patches import write_commit_marker
 from infra.kafka.properties import ClientProperties
@@ -177,7 +178,7 @@ def describe_blocking_transactions(client: ClientProperties, places: list[Partit
             found = open_transactions(admin, sorted({place.topic for place in places}))
     except KafkaError as error:
         return [f"{sorted(places)} cannot be read further, and its open transactions cannot be listed: {error!r}"]
-    now_ms = time.time_ns() // 10**6
+    now_ms = wall_ms()
     return [
         f"{each.topic}, partition {each.partition}: a transaction of {each.transactional_id or 'an unknown producer'} "
         f"(producer {each.producer_id}) is open from offset {each.first} on; its last record is "

@@ -9,7 +9,6 @@ and its batches go into the next manifest.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import suppress
@@ -19,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from infra.clocks import wall_ms
 from infra.store.chunks import DEFAULT_CHUNK_BYTES, chunk_checksums, chunk_size
 from infra.store.deltas import encode_delta
 from infra.store.errors import NoRoom, StoreBusy, StoreError
@@ -97,7 +97,7 @@ class Publisher:
         specs: Sequence[TensorSpec],
         parent: PolicyVersion | None = None,
         copy: Copy = copy_array,
-        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        wall_ms: Callable[[], int] = wall_ms,
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         deltas: Callable[[], bool] = lambda: False,
         system: System = SYSTEM,

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from infra.clocks import wall_ms
 from infra.runners.step_metrics import phase
 from operators.autoscaler.actuators import Actuator, ActuatorFailed
 from operators.autoscaler.config import AutoscalingConfig
@@ -20,7 +21,6 @@ from operators.autoscaler.machines import Machines
 from operators.autoscaler.observation import Observation
 from operators.autoscaler.policies import Policy, make_policy
 from operators.autoscaler.prices import Prices
-from operators.io.clocks import wall_ms
 from operators.io.dead_letters import dead_letter
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored, ShardFold
 from operators.io.map_outputs import MapOutputs

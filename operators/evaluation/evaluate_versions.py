@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from infra.clocks import wall_ms
 from infra.runners.step_metrics import phase
 from operators.evaluation.config import EvaluationConfig
 from operators.evaluation.report_rounds import GIVEN_UP, NAME, ClosedRound, OpenedRound
 from operators.evaluation.rounds import AnnouncedVersion, Mode, Round, modes_due, open_round, round_name
-from operators.io.clocks import wall_ms
 from operators.io.elements import Checkpoint, PartitionKey, Polled, ReceivedRecord, Restored, ShardFold
 from operators.io.pending import PendingOffsets
 from schemas.records import Experience, Metric, PolicyVersion, Prompt, WeightVersion

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from infra.clocks import wall_ms
 from infra.runners.step_metrics import phase
 from operators.experience.batch_context import BatchContext
 from operators.experience.buffer_metrics import BufferMetrics, by_component, by_task
@@ -21,7 +22,6 @@ from operators.experience.pack_batches import SelectedBatch
 from operators.experience.settlements import PromptOrder, SettlementLedger
 from operators.experience.shard_coordination import ShardCoordinator
 from operators.experience.trainable import ANY_TOKEN, Untrainable, untrainable
-from operators.io.clocks import wall_ms
 from operators.io.dead_letters import dead_letter
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored, ShardFold
 from operators.io.pending import PendingOffsets

@@ -13,6 +13,7 @@ from itertools import groupby, islice
 
 import pyarrow as pa
 
+from infra.clocks import wall_ms
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import partition_ranges
 from infra.kafka.topic_reader import StoredRecord, read_partition, read_rows
@@ -222,6 +223,6 @@ def _polled(
             received.append(ReceivedRecord(key.topic, key.partition, each.offset, block, each.timestamp))
         else:
             why = each.error or f"a {block.kind.__name__ if block else 'record'} does not belong on {key.topic}"
-            now = time.time_ns() // 10**6
+            now = wall_ms()
             rejected.append(DeadLetter(f"read {key.topic}", why, key.topic, key.partition, each.offset, b"", now))
     return Polled("", 0, tuple(received), tuple(rejected), dict(positions), caught_up=False)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hmac
 import json
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -18,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import flight
 
+from infra.clocks import wall_ms
 from infra.kafka.offset_span import parse_span
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import PartitionRange, UnknownTopic, partition_ranges, resolve_span
@@ -133,7 +133,7 @@ class TopicServer(flight.FlightServerBase):
         """By partition: the offsets to read. Raises UnknownTopic, and ArrowInvalid for an invalid position."""
         name = CATALOGUE[ticket.topic].name(self._run)
         if isinstance(ticket.start, str):
-            span = _as_client_error(lambda: parse_span([ticket.start], time.time_ns() // 1_000_000))  # type: ignore[list-item]
+            span = _as_client_error(lambda: parse_span([ticket.start], wall_ms()))  # type: ignore[list-item]
             ranges = resolve_span(self._client, name, span)
         else:
             held = partition_ranges(self._client, name)

@@ -16,13 +16,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from infra.clocks import wall_ms
 from infra.runners.step_metrics import phase
 from infra.storage import StorageFolder
 from operators.export.columns import LOG_POSITION, dataset_name, row_schema
 from operators.export.config import Contents
 from operators.export.folder import ExportError, next_offsets, read_contents, read_parts
 from operators.export.import_plan import ImportedSpan, ImportPlan, check_importable, import_tables, plan_import
-from operators.io.clocks import wall_ms
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored, ShardFold
 from schemas.arrow import arrow_schema
 from schemas.block import Block

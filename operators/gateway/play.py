@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
+from infra.clocks import wall_ms
 from infra.kafka.producer import BoundedProducer
 from operators.gateway.conversation import TurnPlan
 from operators.gateway.episode_table import EpisodeTable, OpenEpisode, RequestedTurn
@@ -122,7 +123,7 @@ class Player:
         branches: Branches = "last",
         most_tokens: int = 65_536,
         clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], int] = lambda: time.time_ns() // 10**6,
+        now: Callable[[], int] = wall_ms,
     ) -> None:
         self._table, self._changes, self._send, self._context = table, changes, send, context
         self._branches, self._most_tokens = branches, most_tokens

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from infra.clocks import wall_ms
 from infra.files import create_secret, read_secret, write_atomically
 from infra.http_server import Connections, HttpServer, raise_file_limit
 from infra.kafka.producer import BoundedProducer
@@ -32,7 +33,6 @@ from operators.gateway.episode_table import EpisodeTable, OpenEpisode
 from operators.gateway.play import Changes, Player, send_order
 from operators.gateway.served_versions import ServedVersions
 from operators.gateway.turn_tree import leaf_turns, times_of
-from operators.io.clocks import wall_ms
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored, ShardFold
 from operators.io.episode_keys import ADDRESS_FILE, SECRET_FILE, SERVING_LOG, EpisodeKeys

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 
 import apache_beam as beam
 
+from infra.clocks import wall_ms
 from infra.runners.liveness import LIVENESS
 from infra.runners.step_metrics import Phases, ShardCounters
 from operators.io.dead_letters import dead_letter
@@ -46,7 +46,7 @@ class FoldRunner:
         *,
         dead_letters: bool = True,
         phases: Phases | None = None,
-        now: Callable[[], int] = lambda: time.time_ns() // 10**6,
+        now: Callable[[], int] = wall_ms,
     ) -> None:
         self._step, self._dead_letters, self._phases, self._now = step, dead_letters, phases, now
         self._start, self._emissions = 0, 0

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from infra.clocks import wall_ms
 from infra.kafka.log_gaps import CannotResume
 from infra.kafka.open_transactions import StallWatch, describe_blocking_transactions
 from infra.kafka.session import Fenced, Partition, Session, SessionLost
@@ -58,7 +59,7 @@ class ShardSource:
     def __init__(
         self,
         config: ShardConfig,
-        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        wall_ms: Callable[[], int] = wall_ms,
         clock: Callable[[], float] = time.monotonic,
         sessions: Sessions | None = None,
         wait: Callable[[float], bool] = STOPPING.wait,

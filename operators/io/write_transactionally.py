@@ -10,6 +10,7 @@ from operator import attrgetter
 
 import apache_beam as beam
 
+from infra.clocks import wall_ms
 from infra.runners.liveness import LIVENESS
 from infra.runners.step_metrics import TIME, WAITING, ShardCounters
 from operators.io.config import ShardConfig
@@ -91,7 +92,7 @@ class CounterReports:
             return emission
         self._due, self._reported = self._clock() + self._every_s, counted
         name = STEP_COUNTERS + self._shard.pipeline
-        metric = Metric(name, self._shard.shard, metric_values(counters), time.time_ns() // 10**6)
+        metric = Metric(name, self._shard.shard, metric_values(counters), wall_ms())
         return replace(emission, outputs=(*emission.outputs, Output(METRICS, name, metric)))
 
 

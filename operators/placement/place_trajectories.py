@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from infra.clocks import wall_ms
 from infra.kafka.fencing import CannotFence, fence
 from infra.kafka.log_ends import EndsUnknown, log_ends
 from infra.kafka.session_config import Partition
 from infra.runners.step_metrics import phase
-from operators.io.clocks import wall_ms
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored, ShardFold
 from operators.io.newest_manifest import NewestManifest

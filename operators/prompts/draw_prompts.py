@@ -13,9 +13,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from infra.clocks import wall_ms
 from infra.kafka.lag import Backlog
 from infra.runners.step_metrics import StepCounters, phase
-from operators.io.clocks import wall_ms
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored, ShardFold
 from operators.prompts.config import PromptsConfig, TaskConfig

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from infra.clocks import wall_ms
 from infra.kafka.producer import BoundedProducer
 from infra.models.chat import MessageFrame
 from infra.runners.step_metrics import phase
 from infra.runners.stopping import NOTICE
 from infra.transport.endpoint import Endpoint
 from infra.transport.kv_transfer import KVTransfers
-from operators.io.clocks import wall_ms
 from operators.io.config import ShardConfig
 from operators.io.dead_letters import dead_letter
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored

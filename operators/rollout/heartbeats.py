@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from infra.clocks import wall_ms
 from infra.kafka.heartbeat_thread import Heartbeat, HeartbeatThread
 from infra.kafka.producer import BoundedProducer
 from infra.machine import machine_name
@@ -115,12 +116,12 @@ class Heartbeats(HeartbeatThread):
             values["rollout/idle_ratio"] = sum(replica.idle for replica in self._replicas) / len(self._replicas)
             values["kv/reused"] = sum(replica.kv_reused for replica in self._replicas)
             values["kv/recomputed"] = sum(replica.kv_recomputed for replica in self._replicas)
-        return Metric("rollout", self._process, values, time.time_ns() // 10**6)
+        return Metric("rollout", self._process, values, wall_ms())
 
     def stage_statuses(self) -> list[StageStatus]:
         """The parts of the replicas in stage groups: of those that have no whole version or are in a group, and once
         more when that has ended."""
-        now = time.time_ns() // 10**6
+        now = wall_ms()
         found = []
         for replica in self._replicas:
             if replica.staging is None or self._stopped:
@@ -188,7 +189,7 @@ def replica_status(
         step_seconds=step_seconds,
         host=machine_name(),
         pid=os.getpid(),
-        sent_at=time.time_ns() // 10**6,
+        sent_at=wall_ms(),
         run=run,
         reserved=reserved,
         first_incarnation=first_incarnation,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from infra.clocks import wall_ms
 from infra.runners.step_metrics import phase
-from operators.io.clocks import wall_ms
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored, ShardFold
 from operators.io.ledger import TrajectoryLedger
 from operators.score.config import ScoreConfig

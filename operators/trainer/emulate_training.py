@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from infra.clocks import wall_ms
 from infra.kafka.producer import BoundedProducer, DeliveryFailed
 from infra.runners.step_metrics import phase
 from infra.store.announce import ManifestLog, close_manifest_producer
-from operators.io.clocks import wall_ms
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored, ShardFold
 from operators.trainer.assembly import BatchAssembly, RejectedMicroBatch, WholeBatch, dead_letters, empty_reason

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+from infra.clocks import wall_ms
 from infra.kafka.producer import BoundedProducer
 from infra.store.announce import ManifestLog, close_manifest_producer
 from infra.store.chunks import DEFAULT_CHUNK_BYTES
@@ -16,7 +17,6 @@ from infra.system import SYSTEM, System
 from infra.transport.throttle import Link
 from infra.transport.tls import Tls
 from infra.transport.weight_pusher import WeightPusher
-from operators.io.clocks import wall_ms
 from schemas.records import PolicyVersion, RelayChain, TensorSpec, WeightVersion
 
 log = logging.getLogger(__name__)

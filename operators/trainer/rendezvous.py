@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from infra.clocks import wall_ms
 from infra.listening import interface_towards, listening_socket
 from infra.models.device_copies import use_device
 from infra.runners.stopping import STOPPING
@@ -244,7 +245,7 @@ def _open_store(addresses: Addresses, own: RankAddress) -> dist.Store:
     token = uuid.uuid4().hex
     store = dist.PrefixStore(token, server)
     store.set(_OPEN, f"{host}:{server.port}")
-    now = time.time_ns() // 1_000_000
+    now = wall_ms()
     addresses.write(replace(own, port=server.port, token=token, written_at=now))
     return store
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
+from infra.clocks import wall_ms
 from infra.kafka.producer import BoundedProducer
 from infra.models.checkpoint_folder import load_tokenizer, write_model
 from infra.models.dtypes import tensor_specs
@@ -24,7 +25,6 @@ from infra.runners.step_metrics import phase
 from infra.runners.stopping import STOPPING
 from infra.storage import StorageFolder
 from infra.store.weight_store import WeightStore
-from operators.io.clocks import wall_ms
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from operators.trainer.assembly import RejectedMicroBatch, WholeBatch, dead_letters

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from infra.clocks import wall_ms
 from infra.runners.step_metrics import phase
 from infra.runners.stopping import STOPPING
 from infra.storage import StorageFolder
@@ -70,7 +70,7 @@ class _FollowerTraining:
             for received in polled.records:
                 if isinstance(received.record, MicroBatch):
                     self._training.add_part(received.record, received.partition, received.offset)
-        outputs = dead_letters(self._training.take_rejected(), self._run, time.time_ns() // 10**6)
+        outputs = dead_letters(self._training.take_rejected(), self._run, wall_ms())
         if not polled.caught_up:
             return outputs
         if self._training.next_batch is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
+from infra.clocks import wall_ms
 from infra.counted import counted
 from infra.runners.options import RunnerName
 from infra.storage import open_storage
@@ -357,7 +357,7 @@ def _contents(
     name = full_name(topic, connection.run)
     run = run_of(name) or connection.run
     try:
-        span = parse_span([offset or "beginning" if since is None else f"s@{since}"], time.time_ns() // 1_000_000)
+        span = parse_span([offset or "beginning" if since is None else f"s@{since}"], wall_ms())
         contents = Contents(run, name.removeprefix(run_prefix(run)), where=where, **options)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from infra.clocks import wall_ms
 from infra.counted import counted
 from pipelines.cli.options import JsonOption, Printing, RunOption, RunsFolder
 from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE
@@ -141,7 +142,7 @@ def state_from_log(run: RunFolder) -> tuple[RunState, str | None]:
         return _read_state(run), str(error)
     if run.status != "running":
         return fold_all(ended_state(state, run), [RolesChanged(_roles(run))]), None
-    return fold_all(state, [RolesChanged(_roles(run)), Tick(int(time.time() * 1000))]), None
+    return fold_all(state, [RolesChanged(_roles(run)), Tick(wall_ms())]), None
 
 
 def _phase(run: RunFolder, state: RunState, problem: str | None) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.clocks import wall_ms
 from pipelines.cli.options import Address, JsonOption, RunClient
 from pipelines.present.output import Report
 
@@ -121,7 +122,7 @@ def _write(connection: RunClient, before: Pause | None, paused: bool, reason: st
     from schemas.topics import CONTROL, PAUSE
 
     number = 1 if before is None else before.number + 1
-    request = Pause(number, paused, _requester(), reason, time.time_ns() // 10**6)
+    request = Pause(number, paused, _requester(), reason, wall_ms())
     value, headers = encode(request)
     with BoundedProducer(connection.client) as producer:
         producer.send(CONTROL.name(connection.run), value, key=PAUSE.encode(), headers=headers, partition=0)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Annotated, get_args
 
 import typer
 
+from infra.clocks import wall_ms
 from infra.kafka.offset_span import OffsetSpan, parse_span
 from infra.kafka.ranges import PartitionRange, resolve_span
 from pipelines.cli.options import JsonOption, RunClient, output_form
@@ -44,7 +44,7 @@ class ReadOptions:
         if formats := [word for word in self.offset or () if word in FORMS]:
             raise typer.BadParameter(f"-o is the offset; for the output format give -O {formats[0]}", param_hint="-o")
         try:
-            return parse_span(self.offset, time.time_ns() // 1_000_000) if self.offset else None
+            return parse_span(self.offset, wall_ms()) if self.offset else None
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="-o") from error
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 
+from infra.clocks import wall_ms
 from infra.kafka.topic_reader import last_of_each_key, read_rows
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Printing, RunClient
@@ -42,7 +42,7 @@ def relays(address: Address, printing: Printing) -> Report | RowOutput:
     """
     connection = address.open_log()
     chain, statuses = read_chain(connection), read_status(connection)
-    now = int(time.time() * 1000)
+    now = wall_ms()
     rows = relay_rows(chain, statuses, now)
     form = printing.form()
     if form != "json":

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from infra.clocks import wall_ms
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.topic_reader import last_of_each_key
 from pipelines.cli.option_sets import Commands
@@ -43,7 +44,7 @@ def replicas(context: typer.Context, address: Address, printing: Printing) -> Ro
     if context.invoked_subcommand is not None:
         return None
     connection = address.open_log()
-    found, now = _last_rows(connection), time.time_ns() // 10**6
+    found, now = _last_rows(connection), wall_ms()
     stages = {row.replica: row for row in found if isinstance(row, StageStatus)}  # the last of each
     rows = [replica_row(each, now, stages.get(replica)) for replica, each in heartbeats_in(found).items()]
     return RowOutput([rows], COLUMNS, printing.form(), f"run {connection.run} has no replicas yet", cells=_cells)
@@ -169,7 +170,7 @@ def _cells(row: Row) -> Row:
 
 
 def _row_of(connection: RunClient, replica: int) -> dict[str, Any]:
-    return replica_row(read_heartbeats(connection)[replica], time.time_ns() // 10**6)
+    return replica_row(read_heartbeats(connection)[replica], wall_ms())
 
 
 def _running_status(connection: RunClient, replica: int) -> ReplicaStatus:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated, Any
 
 import typer
 
+from infra.clocks import wall_ms
 from infra.escaping import print_escaped
 from infra.kafka.admin import TopicDescription, admin_client, describe, end_offsets, list_topics
 from infra.kafka.lag import Lag, group_lags, list_groups, record_counts
@@ -125,7 +125,7 @@ def offsets_command(
       laminar topics offsets experiences --at 2h --json
     """
     try:
-        span = None if at is None else parse_span([f"s@{at}"], time.time_ns() // 1_000_000)
+        span = None if at is None else parse_span([f"s@{at}"], wall_ms())
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--at") from error
     connection = address.open_log()

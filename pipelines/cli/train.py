@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.clocks import wall_ms
 from infra.counted import counted
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Brokers, JsonOption, RunsFolder, connect
@@ -217,7 +218,7 @@ def _logged(updates: Iterator[Update], task: _Task) -> Iterator[Update]:
         bar = progress.add_task(f"replaying {task.config.run.name}", total=task.steps, reward="")
         for update in updates:
             if update.reason is None:
-                file.append([Metric("trainer", update.step, finite(update.values), time.time_ns() // 10**6)])
+                file.append([Metric("trainer", update.step, finite(update.values), wall_ms())])
                 progress.update(bar, completed=update.step, reward=f"reward {update.values['reward/mean']:.3f}")
             yield update
 

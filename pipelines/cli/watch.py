@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from infra.clocks import wall_ms
 from infra.escaping import print_escaped
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption, RunClient, RunStarting
@@ -169,7 +170,7 @@ def _start_time(connection: RunClient, local: RunFolder | None, heartbeats: Iter
     times = [each.sent_at for each in heartbeats]
     times += [first.timestamp] if first is not None else []
     times += [int(1000 * local.started_at)] if local is not None and local.started_at else []
-    return min(times, default=time.time_ns() // 10**6)
+    return min(times, default=wall_ms())
 
 
 def _snapshot(state: RunState) -> Any:

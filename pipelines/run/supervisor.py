@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, 
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from infra.clocks import wall_ms
 from infra.files import write_atomically
 from infra.kafka.admin import TopicError
 from infra.kafka.observer import Observer
@@ -89,7 +90,7 @@ class Supervisor:
         """The number of rollout processes, if this machine's follow an autoscaler."""
         self._split: ElasticSplit | None = None
         """The devices of trainer and rollouts, if these share them."""
-        self._started_at = time.time_ns() // 10**6
+        self._started_at = wall_ms()
         self._guard = RunGuard(config, self.folder / CONFIG_FILE, self._started_at)
         self._is_log_read = False
         """Whether all metrics that were in the log at the start are in the state."""
@@ -279,7 +280,7 @@ class Supervisor:
         if progress != self._warm_start_progress:
             self._warm_start_progress = progress
             values = {name: float(value) for name, value in progress.items() if isinstance(value, int | float)}
-            self._watch.add(Metric("warm_start", 0, values, time.time_ns() // 10**6))
+            self._watch.add(Metric("warm_start", 0, values, wall_ms()))
         return progress
 
     def _train(self) -> None:

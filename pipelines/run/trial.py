@@ -17,6 +17,7 @@ from functools import partial
 from operator import mul
 from pathlib import Path
 
+from infra.clocks import wall_ms
 from infra.files import write_atomically
 from infra.models.chat import ChatTokenizer, ConversationTokenizer, continuation
 from infra.models.sizes import vocabulary_size
@@ -53,7 +54,7 @@ def _quiet(subject: str) -> None:
 def run_trial(config: Config, file: Path) -> None:
     """Check `config` and write the `TrialResult` to `file` as JSON; `CHECK_FILE` beside it names the present check."""
     started = partial(write_check, file.with_name(CHECK_FILE))
-    found = try_config(config, lambda subject: started(subject, time.time_ns() // 10**6))
+    found = try_config(config, lambda subject: started(subject, wall_ms()))
     write_atomically(file, json.dumps(asdict(found)))
 
 

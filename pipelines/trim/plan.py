@@ -7,12 +7,12 @@ the trim point and deletes the records; if it is killed between two of these, th
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from infra.clocks import wall_ms
 from infra.kafka.admin import (
     TopicSpec,
     admin_client,
@@ -85,7 +85,7 @@ def plan_trim(
     run: str,
     checkpoints: Mapping[PolicyVersion, StorageFolder],
     version: PolicyVersion | None = None,
-    now: Callable[[], int] = lambda: time.time_ns() // 10**6,
+    now: Callable[[], int] = wall_ms,
     begin: Callable[[str], None] = lambda _: None,
     transaction_timeout_s: float = TRANSACTION_TIMEOUT_S,
     ignored_groups: Collection[str] = (),

@@ -14,7 +14,8 @@ from typing import Any
 from infra.deploy.kubernetes.names import labels_of, manifest
 from infra.deploy.kubernetes.pods import command_pod, role_pod
 from infra.deploy.kubernetes.secrets import ADMIN
-from infra.deploy.plan import CONFIG, METRICS_PORT, PEOPLE, DeploymentPlan, Unit
+from infra.deploy.plan import CONFIG, METRICS_PORT, DeploymentPlan, Unit
+from infra.deploy.role_acls import PEOPLE
 
 SINGLE = {"replicas": 1, "revisionHistoryLimit": 3, "strategy": {"type": "Recreate"}}
 """Of a Deployment whose second process would fence, or cancel, the first."""

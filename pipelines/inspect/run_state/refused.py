@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
+from infra.clocks import wall_ms
 from operators.io.validation import invalid_reason
 from pipelines.inspect.metrics_file import LAG, PHASE, POSITION, REPLICA, UNREADABLE, VERSION
 from schemas.records import Metric, WeightVersion
@@ -33,6 +33,6 @@ def refused(record: Any, transactional: bool) -> str | None:
         at = record.measured_at
     else:
         at = record.sent_at
-    if at > time.time_ns() // 10**6 + MAX_AHEAD_MS:
+    if at > wall_ms() + MAX_AHEAD_MS:
         return f"its time {at} (Unix milliseconds) is more than a day ahead of this machine's clock"
     return None

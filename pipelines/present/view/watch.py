@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from infra.clocks import wall_ms
 from infra.kafka.unreadable_record import UnreadableRecord
 from pipelines.inspect.metrics_file import (
     LAG,
@@ -60,7 +60,7 @@ class Watch:
         source: Observer | None = None,
         file: Sink | None = None,
         view: LiveView | None = None,
-        now: Callable[[], int] = lambda: time.time_ns() // 10**6,
+        now: Callable[[], int] = wall_ms,
     ) -> None:
         self.state, self.source = state, source
         self._file, self._view, self._now = file, view, now

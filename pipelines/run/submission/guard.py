@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from infra.clocks import wall_ms
 from infra.kafka.admin import admin_client, cluster_id
 from infra.kafka.observer import Observer
 from infra.kafka.ranges import partition_ranges
@@ -149,7 +149,7 @@ class _Guard:
         self._client, self._topic = self.config.kafka.client(), METRICS.name(self.config.run.name)
         # Before the role starts: its first metric must not be older than the position.
         self._ends = {number: held.end for number, held in partition_ranges(self._client, self._topic).items()}
-        self._started_at = time.time_ns() // 10**6
+        self._started_at = wall_ms()
         self.thread = threading.Thread(target=self._watch, name="run guard", daemon=True)
         self.thread.start()
 
