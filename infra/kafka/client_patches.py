@@ -208,6 +208,21 @@ class ProducerParts(NamedTuple):
         self.transactions._enqueue_request = enqueue
         return before
 
+    def look_for_batches_when_locked(self) -> None:
+        """Let the manager look for records that are not written under its lock, before it ends a transaction.
+
+        kafka-python looks first and takes the lock then: of a thread that sends a record and commits in between, it
+        ends the transaction without the record.
+        """
+        manager, accumulator = self.transactions, self.sender._accumulator
+        next_request_handler = manager.next_request_handler
+
+        def look_and_take(has_incomplete_batches: bool) -> Any:
+            with manager._lock:
+                return next_request_handler(accumulator.has_incomplete)
+
+        manager.next_request_handler = look_and_take
+
     def request_metadata(self, topics: Iterable[str]) -> None:
         """Request the metadata of `topics` that the producer lacks, at once. Does not wait.
 

@@ -33,7 +33,7 @@ class TransactionTooSlow(KafkaTimeoutError):
 
 
 class TransactionalProducer(KafkaProducer):
-    """kafka-python's producer with two more guarantees.
+    """kafka-python's producer with three more guarantees.
 
     A transaction takes at most `transaction_timeout_ms`; then its outcome is unknown: KafkaTimeoutError. kafka-python
     itself forgets a request whose connection fails while it is being established, and waits for it without limit; here
@@ -43,6 +43,9 @@ class TransactionalProducer(KafkaProducer):
     producer epoch; the first one may then reach the broker late, within the *next* transaction, and end it halfway
     (KIP-890). Here a broken connection fails the producer: the epoch of the next session makes the broker reject late
     requests.
+
+    A transaction ends after all its records are written, also if the last one is sent while the thread that sends
+    requests looks for the next.
     """
 
     def __init__(self, *, transaction_timeout_ms: int, **arguments: Any) -> None:
@@ -52,6 +55,7 @@ class TransactionalProducer(KafkaProducer):
         self._connections: dict[Any, Any] = {}
         self._parts = ProducerParts.of(self)
         self._enqueue = self._parts.replace_enqueue(self._enqueue_once)
+        self._parts.look_for_batches_when_locked()
         self._parts.client.await_ready = _returning_false(self._parts.client)
 
     def begin(self, partitions: Iterable[TopicPartition]) -> None:

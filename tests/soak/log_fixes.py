@@ -32,6 +32,12 @@ TRANSACTIONS = (
         "tests/faults/test_late_requests_of_roles.py",
     ),
     Fix(
+        "a transaction ends after its last record",
+        "infra/kafka/transactions.py",
+        (("        self._parts.look_for_batches_when_locked()\n", ""),),
+        "tests/infra/kafka/test_transactions.py::test_transaction_does_not_end_before_its_last_record",
+    ),
+    Fix(
         "outputs are written before offsets",
         _SESSION,
         ((_OFFSETS, ""), ("        for o in outputs:\n", f"{_OFFSETS}        for o in outputs:\n")),

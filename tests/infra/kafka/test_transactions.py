@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from kafka import OffsetAndMetadata, TopicPartition
 from kafka.errors import KafkaTimeoutError
+from kafka.producer.record_accumulator import RecordAccumulator
 from kafka.producer.transaction_manager import TransactionalRequestResult
 
 from infra.kafka import clients
@@ -30,6 +32,47 @@ def test_transaction_asks_for_its_topics_when_it_begins(broker: Broker, run_id: 
     while not producer._metadata.partitions_for_topic(topic):  # no record is sent
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    producer.close(timeout=1)
+
+
+def test_transaction_does_not_end_before_its_last_record(
+    broker: Broker, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that sends requests may look for records just before another sends one and commits."""
+    client = ClientProperties.at(broker.bootstrap_servers)
+    with admin_client(client) as admin:
+        create_topics(admin, [TopicSpec(run_id, 1)])
+    producer = KafkaClients(client).producer(run_id, 20.0)
+    waiting, looked, committing = (threading.Event() for _ in range(3))
+    has_incomplete = RecordAccumulator.has_incomplete.fget
+
+    def look(accumulator: RecordAccumulator) -> bool:
+        found = bool(has_incomplete(accumulator))
+        if waiting.is_set() and not found and threading.current_thread() is producer._sender:
+            waiting.clear()
+            looked.set()
+            committing.wait(1.0)
+        return found
+
+    monkeypatch.setattr(RecordAccumulator, "has_incomplete", property(look))
+    begin_commit = producer._transaction_manager.begin_commit
+
+    def enqueue_end() -> TransactionalRequestResult:
+        result = begin_commit()
+        committing.set()
+        return result
+
+    monkeypatch.setattr(producer._transaction_manager, "begin_commit", enqueue_end)
+    producer.init_transactions()
+    producer.begin([])
+    first = producer.send(run_id, b"first", partition=0)
+    producer.flush()
+    waiting.set()
+    producer._sender.wakeup()
+    assert looked.wait(10)
+    last = producer.send(run_id, b"last", partition=0)
+    producer.commit_transaction()
+    assert [first.get(timeout=0).offset, last.get(timeout=0).offset] == [0, 1]
     producer.close(timeout=1)
 
 
