@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from infra.escaping import EscapingFormatter
+from infra.quiet_libraries import quiet_kafka
 from infra.runners.liveness import dump_stacks_on_signal
 
 if TYPE_CHECKING:
@@ -296,6 +297,5 @@ def configure_logging() -> None:
     to_stderr = logging.StreamHandler()
     to_stderr.setFormatter(EscapingFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[to_stderr], force=True)
-    # kafka-python logs each reconnect of each client as an error; Laminar logs the failures that matter.
-    logging.getLogger("kafka").setLevel(logging.CRITICAL)
+    quiet_kafka(log_defects=True)
     logging.getLogger("apache_beam").setLevel(logging.ERROR)

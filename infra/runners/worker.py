@@ -16,6 +16,7 @@ import grpc
 from apache_beam.runners.worker.sdk_worker import SdkHarness
 
 from infra.escaping import EscapingFormatter
+from infra.quiet_libraries import quiet_kafka
 from infra.runners.garbage_collection import reduce_gc_frequency
 from infra.runners.liveness import LIVENESS, dump_stacks_on_signal
 from infra.runners.stopping import AT_END, STOPPING
@@ -35,7 +36,7 @@ def main(control_address: str, worker_id: str) -> None:
     to_stderr = logging.StreamHandler()
     to_stderr.setFormatter(EscapingFormatter(f"%(asctime)s %(levelname).1s {worker_id} %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[to_stderr], force=True)
-    logging.getLogger("kafka").setLevel(logging.CRITICAL)
+    quiet_kafka(log_defects=True)
     logging.getLogger("apache_beam").setLevel(logging.ERROR)
     reduce_gc_frequency()
     switch_threads_sooner()
