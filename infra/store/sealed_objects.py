@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from infra.storage import StorageFolder, list_folder, write_durable
+from infra.storage import RangeReader, StorageFolder, list_folder, write_durable
 from infra.store.names import SIDECAR, version_of
 from schemas.records import PolicyVersion
 
@@ -43,12 +43,12 @@ def sealed_versions(folder: StorageFolder) -> list[PolicyVersion]:
 
 def has_version(folder: StorageFolder, version: PolicyVersion, blake3: str) -> bool:
     """Whether `folder` has the bytes of `version` whose digest is `blake3`. Raises OSError."""
-    seal = _seal_file(folder, version)
-    if not seal.exists():
-        return False
     try:
-        content = json.loads(seal.read_bytes()[:MAX_SEAL_BYTES])
-    except (FileNotFoundError, ValueError):  # removed meanwhile, or no seal
+        with RangeReader(_seal_file(folder, version)) as source:
+            text = bytearray(min(source.size, MAX_SEAL_BYTES))
+            source.read_into(0, memoryview(text))
+        content = json.loads(text)
+    except (FileNotFoundError, ValueError):  # there is none, or it is no seal
         return False
     return isinstance(content, dict) and content.get("blake3") == blake3
 

@@ -287,7 +287,10 @@ class RelayNode:
         """Read what no relay could give from the object store; whether the version is here now."""
         if self._objects is None or self._closed:
             return False
-        stop = lambda: self._closed or self._superseded(blob, buffer)  # noqa: E731
+
+        def stop() -> bool:
+            return self._closed or self._superseded(blob, buffer)
+
         if not read_chunks(self._objects, blob, buffer, arriving.view, stop):
             return False
         log.info("version %s was read from %s", blob.version, self._objects.folder)
