@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import pipelines.rollout
+from infra.runners.role_logging import configure_logging
 from operators.rollout.backend import BackendSpec, EmulatedSpec
 from pipelines.config import Config, load_config
-from pipelines.roles import configure_logging, run_process, submitted_process
+from pipelines.roles import run_process, submitted_process
 
 
 def _emulated(config: Config, process: int) -> BackendSpec:

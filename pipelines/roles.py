@@ -13,10 +13,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from infra.escaping import EscapingFormatter
-from infra.quiet_libraries import quiet_kafka
-from infra.runners.liveness import dump_stacks_on_signal
-
 if TYPE_CHECKING:
     from apache_beam import PCollection, Pipeline
 
@@ -289,13 +285,3 @@ def build_role(begin: Pipeline | PCollection, config: Config, role: Role) -> Non
 def liveness_file(run_folder: Path, name: str) -> Path:
     """The file in which the process `name` reports its liveness and progress, see `infra.runners.liveness`."""
     return run_folder / "alive" / f"{name}.json"
-
-
-def configure_logging() -> None:
-    """Log to standard error, one line per event; SIGUSR1 writes the stacks of all threads there."""
-    dump_stacks_on_signal()
-    to_stderr = logging.StreamHandler()
-    to_stderr.setFormatter(EscapingFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[to_stderr], force=True)
-    quiet_kafka(log_defects=True)
-    logging.getLogger("apache_beam").setLevel(logging.ERROR)

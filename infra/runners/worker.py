@@ -15,10 +15,9 @@ import time
 import grpc
 from apache_beam.runners.worker.sdk_worker import SdkHarness
 
-from infra.escaping import EscapingFormatter
-from infra.quiet_libraries import quiet_kafka
 from infra.runners.garbage_collection import reduce_gc_frequency
-from infra.runners.liveness import LIVENESS, dump_stacks_on_signal
+from infra.runners.liveness import LIVENESS
+from infra.runners.role_logging import configure_logging
 from infra.runners.stopping import AT_END, STOPPING
 from infra.runners.thread_switches import switch_threads_sooner
 
@@ -32,12 +31,7 @@ CLOSE_S = 8.0
 
 def main(control_address: str, worker_id: str) -> None:
     """Run until the runner ends the connection; then drain, and end the process, whatever its other threads do."""
-    dump_stacks_on_signal()
-    to_stderr = logging.StreamHandler()
-    to_stderr.setFormatter(EscapingFormatter(f"%(asctime)s %(levelname).1s {worker_id} %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[to_stderr], force=True)
-    quiet_kafka(log_defects=True)
-    logging.getLogger("apache_beam").setLevel(logging.ERROR)
+    configure_logging(worker_id)
     reduce_gc_frequency()
     switch_threads_sooner()
     code = 0

@@ -306,12 +306,12 @@ def _stopped_with_the_run(address: Address) -> Iterator[Callable[[], ClientPrope
 def _run_pipeline(
     config: ExportConfig, connection: RunClient, address: Address, runner: RunnerName, options: list[str]
 ) -> None:
+    from infra.runners.role_logging import configure_logging
     from infra.runners.run import run_pipeline
     from operators.export.export_topic import export_stored
     from operators.export.folder import ExportError
     from operators.io.shards import close_shards
     from pipelines.export import build
-    from pipelines.roles import configure_logging
 
     configure_logging()
     with _stopped_with_the_run(address) as log_of_ended:

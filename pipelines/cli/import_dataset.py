@@ -38,12 +38,12 @@ def import_(
     """
     from infra.kafka.ranges import partition_ranges
     from infra.kafka.topic_reader import read_rows
+    from infra.runners.role_logging import configure_logging
     from infra.runners.run import run_pipeline
     from operators.export.folder import ExportError, read_contents
     from operators.export.import_plan import check_importable
     from operators.io.shards import close_shards
     from pipelines.imports import build
-    from pipelines.roles import configure_logging
     from schemas.records import Metric
     from schemas.topics import EXPERIENCES, METRICS
 

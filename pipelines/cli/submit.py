@@ -11,6 +11,7 @@ import typer
 from infra.escaping import print_escaped
 from infra.name_lookup import suggest_name
 from infra.runners.options import RunnerName
+from infra.runners.role_logging import configure_logging
 from infra.terminal import print_wrapped
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import JsonOption
@@ -27,7 +28,6 @@ from pipelines.roles import (
     DATA_PLANE,
     SCALED,
     SHARDED,
-    configure_logging,
     import_pipeline,
     is_permanent,
     relay_of,

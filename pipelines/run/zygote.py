@@ -248,8 +248,9 @@ def _become_role(
 
 def _run(command: Mapping[str, Any]) -> int:
     """Run the role or job of `command`. Returns its exit code."""
+    from infra.runners.role_logging import configure_logging
     from pipelines.config import load_config
-    from pipelines.roles import Role, RoleProcess, configure_logging, is_permanent, run_process
+    from pipelines.roles import Role, RoleProcess, is_permanent, run_process
 
     configure_logging()
     try:

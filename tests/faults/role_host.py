@@ -14,8 +14,8 @@ sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
 from faults.role_threads import close_roles, start_roles  # noqa: E402
 
+from infra.runners.role_logging import configure_logging  # noqa: E402
 from pipelines.config import load_config  # noqa: E402
-from pipelines.roles import configure_logging  # noqa: E402
 
 
 def main() -> None:

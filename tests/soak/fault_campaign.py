@@ -34,7 +34,7 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from infra.files import write_atomically  # noqa: E402
-from pipelines.roles import configure_logging  # noqa: E402
+from infra.runners.role_logging import configure_logging  # noqa: E402
 
 Found = dict[str, Any]
 TRIES, FAULTS = 5, 11

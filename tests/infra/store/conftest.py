@@ -1,4 +1,4 @@
-"""A fixture for weight stores in shared memory."""
+"""Fixtures of weight stores."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from infra.store.names import SHARED_MEMORY, default_root
+from infra.store.weight_store import WeightStore
+from schemas.records import PolicyVersion
 
 _numbers = itertools.count(1)
 
@@ -22,3 +24,14 @@ def root(tmp_path: Path) -> Iterator[Path]:
     folder = default_root(f"test-{os.getpid()}-{next(_numbers)}", base)
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[WeightStore]:
+    """A store with the versions 1.1 to 1.4; the bytes of each are its number."""
+    with WeightStore(tmp_path / "store") as opened:
+        for number in range(1, 5):
+            with opened.begin(PolicyVersion(1, number), 1000) as arriving:
+                arriving.view[:] = bytes([number]) * 1000
+                arriving.seal()
+        yield opened

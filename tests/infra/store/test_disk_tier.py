@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from infra.store import newest_copier
 from infra.store.disk_tier import DiskTier
@@ -18,23 +18,6 @@ from schemas.records import PolicyVersion
 
 def version(number: int) -> PolicyVersion:
     return PolicyVersion(1, number)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[WeightStore]:
-    with WeightStore(tmp_path / "store") as opened:
-        for number in range(1, 5):
-            with opened.begin(version(number), 1000) as arriving:
-                arriving.view[:] = bytes([number]) * 1000
-                arriving.seal()
-        yield opened
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_newest_versions_are_copied_and_kept(store: WeightStore, tmp_path: Path) -> None:

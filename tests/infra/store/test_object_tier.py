@@ -6,11 +6,12 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from object_store import object_store
+from waiting import until
 
 from infra.storage import RemotePath, StorageFolder, list_folder, open_storage
 from infra.store.object_tier import ObjectTier
@@ -26,16 +27,6 @@ def version(number: int) -> PolicyVersion:
     return PolicyVersion(1, number)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[WeightStore]:
-    with WeightStore(tmp_path / "store") as opened:
-        for number in range(1, 5):
-            with opened.begin(version(number), 1000) as arriving:
-                arriving.view[:] = bytes([number]) * 1000
-                arriving.seal()
-        yield opened
-
-
 @pytest.fixture(params=["object store", "mounted folder"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StorageFolder]:
     if request.param == "mounted folder":
@@ -43,13 +34,6 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StorageFo
     else:
         with object_store() as server:
             yield open_storage(server.bucket(f"weights-{next(_BUCKETS)}")) / "run"
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def names_in(folder: StorageFolder) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 from record_factories import status, version
+from waiting import until
 
 from infra.files import create_secret
 from infra.kafka.properties import ClientProperties
@@ -301,10 +302,7 @@ def test_relay_config_names_an_invalid_field(config: dict[str, Any], message: st
 def test_relay_copies_its_newest_version_to_the_disk(store: WeightStore, tmp_path: Path) -> None:
     relay = Relay(store.root, disk_folder=str(tmp_path / "disk"))
     assert relay.held(add(store, "1.1"), add(store, "1.2")) == ("1.2", "1.1")
-    copy, deadline = tmp_path / "disk" / "run" / "relay-3" / "1.2.safetensors", time.monotonic() + 20.0
-    while not copy.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until((copy := tmp_path / "disk" / "run" / "relay-3" / "1.2.safetensors").exists)
     relay.fold.close()
     assert copy.read_bytes() == DATA
     assert not copy.with_name("1.1.safetensors").exists()
@@ -315,11 +313,9 @@ def test_master_alone_copies_to_the_object_store(store: WeightStore, tmp_path: P
     relay = Relay(store.root, object_store=str(tmp_path / "shared"), disk_folder=str(tmp_path / "disk"))
     links = tuple(RelayLink(number, f"127.0.0.1:{number + 1}", "host", "store") for number in (master, 3 - master))
     assert relay.held(RelayChain(1, links, (), "chain", 0), add(store, "1.1")) == ("1.1",)
-    disk, deadline = tmp_path / "disk" / "run" / "relay-3" / "1.1.safetensors", time.monotonic() + 20.0
     shared = tmp_path / "shared" / "run"
-    while not disk.exists() or (copied and sealed_versions(shared) != [version(1)]):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until((tmp_path / "disk" / "run" / "relay-3" / "1.1.safetensors").exists)
+    until(lambda: not copied or sealed_versions(shared) == [version(1)])
     relay.fold.close()
     assert shared.exists() == copied
 

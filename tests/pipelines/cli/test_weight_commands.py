@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import torch
 from object_store import object_store
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+from waiting import until
 
 from infra.files import create_secret, read_secret
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
@@ -89,13 +89,6 @@ def send(client: ClientProperties, *records: RelayChain | RelayStatus) -> None:
             value, headers = encode(record)
             topic, key = (RELAY_CHAIN, RUN) if isinstance(record, RelayChain) else (REPLICAS, f"relay-{record.relay}")
             producer.send(topic.name(RUN), value, key=key.encode(), headers=headers)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def json_of(laminar: Laminar, *words: str) -> object:

@@ -12,6 +12,7 @@ import pytest
 from infra.models.checkpoint_folder import save_folder
 from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
+from infra.runners import role_logging
 from operators.rollout.engine import CannotGenerate
 from operators.trainer.assembly import CannotTrain, MissingBatch
 from operators.trainer.config import LearnerConfig
@@ -39,7 +40,7 @@ def run_role(monkeypatch: pytest.MonkeyPatch, folder: Path, error: Exception) ->
         raise error
 
     monkeypatch.setattr(configs, "load_config", lambda path: None)
-    monkeypatch.setattr(roles, "configure_logging", lambda: None)
+    monkeypatch.setattr(role_logging, "configure_logging", lambda: None)
     monkeypatch.setattr(roles, "run_process", run_process)
     monkeypatch.setattr(logging, "shutdown", lambda: None)
     return zygote._run({"config": str(folder), "start": "score", "roles": [["score", 0]]})
