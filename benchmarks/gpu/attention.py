@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,6 +53,9 @@ def attention(settings: Settings, model: Path) -> list[Figure]:
         if (kernel_of := varlen_kernel(inputs[0])) is not None:
             varlen = partial(_varlen, kernel_of, packed)
             figures.append(_measure(settings, f"{name}, flash-attn varlen", varlen, inputs, None))
+        if settings.device != "cpu" and precision == torch.bfloat16:
+            torch_varlen = partial(_torch_varlen, packed)
+            figures.append(_measure(settings, f"{name}, torch's varlen", torch_varlen, inputs, None))
     return figures
 
 
@@ -80,3 +85,14 @@ def _measure(
 
 def _varlen(kernel: Kernel, packed: PackedLayout, *parts: Tensor) -> Tensor:
     return varlen_attention(kernel, *parts, packed.starts, packed.longest, None)
+
+
+def _torch_varlen(packed: PackedLayout, *parts: Tensor) -> Tensor:
+    """Torch's own kernel for variable lengths, which no test runs: it has none for a CPU."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    tokens = [each.squeeze(0).transpose(0, 1) for each in parts]
+    causal: Any = {"window_size": (-1, 0)}
+    if "enable_gqa" in signature(varlen_attn).parameters:
+        causal["enable_gqa"] = True
+    return varlen_attn(*tokens, packed.starts, packed.starts, packed.longest, packed.longest, **causal)

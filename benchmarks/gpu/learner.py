@@ -45,11 +45,9 @@ def learner_float32(settings: Settings, model: Path) -> list[Figure]:
     return _update(settings, model, "float32")
 
 
-def learner_compiled(settings: Settings, model: Path) -> list[Figure]:
-    """An update with bfloat16 activations and compiled layers."""
-    if settings.device == "cpu":
-        return [Figure("trained", math.nan, "", note="compiled on a GPU only: it takes a minute")]
-    return _update(settings, model, "bfloat16", compile=True)
+def learner_any_order(settings: Settings, model: Path) -> list[Figure]:
+    """An update with bfloat16 activations by kernels that may add in any order: what deterministic ones cost."""
+    return _update(settings, model, "bfloat16", deterministic=False)
 
 
 def learner_checkpointing(settings: Settings, model: Path) -> list[Figure]:
@@ -64,10 +62,19 @@ def learner_offloaded(settings: Settings, model: Path) -> list[Figure]:
 
 def learner_one_rank(settings: Settings, model: Path) -> list[Figure]:
     """An update with bfloat16 activations by FSDP2 on a mesh of one rank, over NCCL on a GPU: what sharding costs."""
+    return _one_rank(settings, model)
+
+
+def learner_kept_gathered(settings: Settings, model: Path) -> list[Figure]:
+    """As `learner_one_rank`, with layers that stay gathered for all micro-batches of an optimizer step."""
+    return _one_rank(settings, model, keep_gathered=True)
+
+
+def _one_rank(settings: Settings, model: Path, **options: Any) -> list[Figure]:
     backend = "gloo" if settings.device == "cpu" else f"cpu:gloo,{settings.device}:nccl"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
-        return _update(settings, model, "bfloat16", ranks=OneRank())
+        return _update(settings, model, "bfloat16", ranks=OneRank(), **options)
     finally:
         dist.destroy_process_group()
 

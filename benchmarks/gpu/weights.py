@@ -23,7 +23,7 @@ from infra.store.publisher import Publisher
 from operators.trainer.joint_actions import JointActions
 from operators.trainer.learner import Learner
 from operators.trainer.rendezvous import Rendezvous
-from schemas.records import PolicyVersion
+from schemas.records import PolicyVersion, WeightVersion
 
 
 def publication(settings: Settings, model: Path) -> list[Figure]:
@@ -36,10 +36,15 @@ def publication(settings: Settings, model: Path) -> list[Figure]:
     joint = JointActions(Rendezvous(), torch.device(settings.device), weights, learner.weights())
     learner.before_change = joint.wait_until_written
     part = batch_of(settings.sequences, settings.length, int(settings.shape.config["vocab_size"]))
-    stalls, written, completions, beside = [], [], [], []
+    stalls, written, announced, completions, beside = [], [], [], [], []
+    began = 0.0
     before: dict[str, torch.Tensor] = {}
     with temporary_store(root_of_two(model)) as store:
-        with closing(Publisher(store, lambda _: None, tensor_specs(weights.specs()))) as publisher:
+
+        def announce(_: WeightVersion) -> None:
+            announced.append(time.perf_counter() - began)
+
+        with closing(Publisher(store, announce, tensor_specs(weights.specs()))) as publisher:
             for number in range(1, settings.repetitions + 3):
                 synchronize(settings.device)
                 began = time.perf_counter()
@@ -69,7 +74,8 @@ def publication(settings: Settings, model: Path) -> list[Figure]:
         Figure("bytes of a version", size / 1e9, "GB", note=f"store in {root_of_two(model).parent}"),
         Figure("stall of a publication", 1e3 * stall, "ms", note="of an update after it, which computes meanwhile"),
         Figure("written after", 1e3 * statistics.median(written[2:]), "ms", note="the stall without an update"),
-        Figure("version complete after", 1e3 * statistics.median(completions[2:]), "ms"),
+        Figure("announced after", 1e3 * statistics.median(announced[4::2]), "ms", note="written, hashed and sealed"),
+        Figure("ready for the next one after", 1e3 * statistics.median(completions[2:]), "ms", note="its memory, too"),
         Figure("one copy to pinned memory", 1e3 * copy, "ms", note=f"{size / copy / 1e9:.1f} GB/s"),
         Figure("stall over that copy", stall / copy, "", ("<=", 1.0)),
         Figure("update after a publication over one alone", update / alone, "", ("<=", 1.1)),

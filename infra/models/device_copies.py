@@ -6,7 +6,7 @@ memory at the speed of the bus (55 GB/s), and while the host does something else
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -69,6 +69,21 @@ def host_parts(tensor: Tensor, dtype: torch.dtype | None = None, part_bytes: int
     if arriving is not None:
         arriving[1].synchronize()
         yield arriving[0]
+
+
+def together_on_host(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """The elements of each of `tensors`, [any] on one GPU, rounded to `dtype`, in pinned memory.
+
+    A few calls for all of them: around each call Python's lock changes hands, for which a thread that launches kernels
+    waits.
+    """
+    buffer = torch.empty(sum(map(len, tensors)), dtype=dtype, pin_memory=True)
+    copies = list(buffer.split([len(each) for each in tensors]))
+    torch._foreach_copy_(copies, [each.detach() for each in tensors], non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record(torch.cuda.current_stream(tensors[0].device))
+    arrived.synchronize()
+    return copies
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:

@@ -14,12 +14,16 @@ import torch
 
 from infra.models.device_copies import synchronize, use_own_stream
 from operators.trainer.rendezvous import RankLost, Rendezvous, notes_of_others
-from operators.trainer.weight_parts import WeightPart
+from operators.trainer.weight_parts import WeightPart, groups_of, on_host
 
 Write = Callable[[WeightPart], None]
 
 _THREADS = {"cuda": 4}
-"""Threads that write: one alone copies from pinned to shared memory slower than a GPU sends. On a CPU it is one."""
+"""Threads that write: one alone copies from pinned to shared memory slower than a GPU sends. On a CPU it is one.
+
+They take few steps, of many bytes each: the trainer's thread launches kernels meanwhile, and waits for Python's lock
+after each step of theirs.
+"""
 
 
 class BackgroundWriter:
@@ -35,15 +39,16 @@ class BackgroundWriter:
     def begin(self, parts: Sequence[WeightPart], write: Write, number: int, close: Callable[[], None]) -> None:
         """Begin to `write` this rank's `parts` of publication `number`, and call `close` once that has ended."""
         synchronize(self._device)  # the threads' streams do not wait for the last step
-        left, lock = iter(parts), threading.Lock()
+        left, lock = groups_of(parts), threading.Lock()
 
         def write_some() -> None:
             while True:
                 with lock:
-                    part = next(left, None)
-                if part is None:
+                    group = next(left, None)
+                if group is None:
                     return
-                write(part)
+                for part in on_host(group):
+                    write(part)
 
         each = [self._threads.submit(write_some) for _ in range(self._count)]
         self._writing = self._threads.submit(self._end, each, number, close)

@@ -201,9 +201,6 @@ class LearnerConfig(CheckedSettings):
     deterministic: bool = True
     """Train on a GPU with deterministic kernels: the same batches give the same weights bit by bit on GPUs of one kind,
     as they do on a CPU. The backward pass of attention takes longer."""
-    compile: bool = False
-    """Compile the layers' norms and MLPs (torch.compile, which needs a C compiler on the machine): faster updates on a
-    GPU, after a start that takes longer."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     reference_dtype: Precision = "float32"

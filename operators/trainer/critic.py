@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from operators.trainer.config import Precision
+from operators.trainer.fused_layers import LayerKernels, fuse_layers
 from operators.trainer.packed_attention import PACKED
 from operators.trainer.packing import PackedTokens
 from operators.trainer.policy import activations, hidden_states, place, trainable_model
@@ -29,11 +30,13 @@ class Critic(nn.Module):
         precision: Precision,
         mesh: DeviceMesh | None,
         keep_gathered: bool,
+        kernels: LayerKernels | None,
     ) -> None:
         super().__init__()
         self._precision = precision
         model = trainable_model(folder, gradient_checkpointing=gradient_checkpointing)
         model.set_attn_implementation(PACKED)
+        fuse_layers(model, kernels)
         self.policy = model.base_model
         self.value = nn.Linear(self.policy.config.hidden_size, 1, device="meta")
         place(self, model, folder, device, mesh, precision, keep_gathered=keep_gathered)

@@ -28,6 +28,7 @@ from operators.trainer.context_parallel import check_heads, open_context
 from operators.trainer.critic import Critic
 from operators.trainer.determinism import kernels
 from operators.trainer.device_sharing import DeviceTurns, MoveToDevice
+from operators.trainer.fused_layers import layer_kernels
 from operators.trainer.global_batch_metadata import GlobalBatchMetadata, gather_metadata, gather_rows
 from operators.trainer.learner_state import RANDOM_STATE, LearnerState, StateSource, check_shapes, read_into
 from operators.trainer.losses import kl_penalty
@@ -59,6 +60,7 @@ class Learner:
         self._mini_batches, self._epochs = optimizer_steps(config)
         home_device = torch.device("cpu") if config.share_device else self._device
         mesh = ranks.open_mesh(home_device)
+        layers = layer_kernels(self._device)
         again, chunk, precision = config.gradient_checkpointing, config.logits_chunk_tokens, config.precision
         self._policy = load_policy(
             model_folder,
@@ -69,7 +71,7 @@ class Learner:
             mesh=mesh,
             lora=config.lora if config.lora.rank else None,
             keep_gathered=config.keep_gathered,
-            compiled=config.compile,
+            kernels=layers,
         )
         self.model = self._policy.model
         """The policy; `update` changes its weights in place."""
@@ -87,6 +89,7 @@ class Learner:
                 precision=precision,
                 mesh=mesh,
                 keep_gathered=config.keep_gathered,
+                kernels=layers,
             )
             self._critic_trained = TrainedModel(self._critic, config, lambda: self.before_change())
             models["critic"] = self._critic_trained.move
@@ -100,6 +103,7 @@ class Learner:
                 mesh=mesh,
                 trained=False,
                 dtype=getattr(torch, config.reference_dtype),
+                kernels=layers,
             )
             models["reference"] = partial(move_module, self._reference)
         shared = models if config.share_device and len(models) > 1 else ()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._dynamo.exc import TorchDynamoException
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
@@ -18,6 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from infra.models.empty_model import allocate, empty_model, read_weights
 from operators.trainer.config import WITH_CRITIC, LearnerConfig, LoraConfig, Precision
 from operators.trainer.context_parallel import check_heads
+from operators.trainer.fused_layers import LayerKernels, fuse_layers
 from operators.trainer.lora import add_adapters, initialise_adapters, stored_name
 from operators.trainer.packed_attention import PACKED
 from operators.trainer.packing import PackedTokens, pack_tokens
@@ -71,14 +70,14 @@ def load_policy(
     dtype: torch.dtype = torch.float32,
     lora: LoraConfig | None = None,
     keep_gathered: bool = False,
-    compiled: bool = False,
+    kernels: LayerKernels | None = None,
 ) -> PolicyModule:
     """The policy with the weights in `folder`, sharded over `mesh`. A collective: every rank must call it.
 
     `trained` False: a reference, whose weights have no gradient. `dtype` is that of the weights. With `lora` only
-    adapters are trained. `keep_gathered` is that of `ranks.shard`; `compiled`: see `compile_layers`. Raises ValueError
-    as `trainable_model`, for a model whose packed logprobs differ from its own forward's (attention with a soft cap,
-    scaled logits), and for one that cannot be compiled.
+    adapters are trained. `keep_gathered` is that of `ranks.shard`, and `kernels` are those of `fuse_layers`. Raises
+    ValueError as `trainable_model`, and for a model whose packed logprobs differ from its own forward's (attention with
+    a soft cap, scaled logits).
     """
     model = trainable_model(folder, gradient_checkpointing=gradient_checkpointing)
     if not trained:
@@ -91,16 +90,16 @@ def load_policy(
         initialise_adapters(model, lora)
     if not trained:
         model.set_attn_implementation(PACKED)
+        fuse_layers(model, kernels)
         return policy
     register_fsdp_forward_method(policy, "plain_logprobs")
     try:
         expected = policy.plain_logprobs(device)
         model.set_attn_implementation(PACKED)
-        if compiled:
-            compile_layers(model)
+        fuse_layers(model, kernels)
         with torch.no_grad():
             check_packed(policy(packed_contexts(model, device))[0], expected, precision)
-    except (ValueError, TypeError, TorchDynamoException) as error:  # TypeError: a forward without attention keywords
+    except (ValueError, TypeError) as error:  # TypeError: a forward without attention keywords
         raise ValueError(f"the model in {folder} cannot be trained: {error}") from error
     return policy
 
@@ -133,18 +132,6 @@ def place(
 def layers_of(model: nn.Module) -> list[nn.Module]:
     """The layers of a transformer, in order."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-
-
-def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
-    """Compile, by a backend of torch.compile, what is in each layer besides attention, whose layout of a micro-batch is
-    no tensor, and experts, whose shapes depend on what the router chooses."""
-    warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf")  # its compiler does
-    # All modules share one compiled function, which is specialised by their kind, dtypes, and whether gradients flow.
-    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    for layer in layers_of(model):
-        for name, module in layer.named_children():
-            if "attn" not in name and not hasattr(module, "experts"):
-                module.compile(dynamic=True, backend=backend)
 
 
 def hidden_states(trunk: nn.Module, packed: PackedTokens) -> Tensor:

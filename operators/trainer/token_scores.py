@@ -6,15 +6,13 @@ kernels (`score_kernels.py`) read the logits once forward, and once backward, wh
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-log = logging.getLogger(__name__)
+from operators.trainer.checked_kernels import checked
 
 Score = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
@@ -56,17 +54,14 @@ def scores_by_torch(
 
 @cache
 def _kernels(device: torch.device) -> Score | None:
-    """The kernels, once they have given torch's results on `device`; None, and a warning, if they do not run there.
+    """The kernels, once they have given torch's results on `device`; None, and a warning, if they do not run there."""
+    without = "tokens are scored by torch's operations, which take more time and memory"
+    return checked(_load, lambda score: check_scores(score, device), without)
 
-    Triton compiles them with the machine's C compiler, which an image may lack.
-    """
-    try:
-        from operators.trainer.score_kernels import scores_by_kernels
 
-        check_scores(scores_by_kernels, device)
-    except Exception as error:  # noqa: BLE001 - whatever a compiler raises: torch computes the same
-        log.warning("tokens are scored by torch's operations, which take more time and memory: %s", _first_line(error))
-        return None
+def _load() -> Score:
+    from operators.trainer.score_kernels import scores_by_kernels
+
     return scores_by_kernels
 
 
@@ -87,7 +82,3 @@ def check_scores(score: Score, device: torch.device) -> None:
     for name, one, other in zip(("logprobs", "entropies", "gradients"), *found, strict=True):
         if not torch.allclose(one, other, rtol=1e-4, atol=1e-5):
             raise RuntimeError(f"the kernels' {name} differ from torch's by {float((one - other).abs().max()):.2g}")
-
-
-def _first_line(error: Any) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from infra.models.device_copies import host_parts
+from infra.models.device_copies import host_parts, together_on_host
+
+GROUP_BYTES = 32 << 20
+"""Bytes that are copied from a GPU at once."""
 
 
 class NamedRange(NamedTuple):
@@ -45,6 +48,10 @@ class WeightPart:
                     f"tensor {name!r} has {count} elements of {self.dtype}, which are not {views[name].nbytes} bytes"
                 )
         for name, begin, elements in self._slices():
+            if elements.dtype == self.dtype and not elements.is_cuda:
+                size = self.dtype.itemsize  # numpy's slices and copies keep Python's lock where they are short
+                np.copyto(views[name][begin * size : (begin + len(elements)) * size], _bytes_of(elements))
+                continue
             target = torch.from_numpy(views[name]).view(self.dtype)
             if not elements.is_cuda:
                 target[begin : begin + len(elements)].copy_(elements)  # rounded without a copy in between
@@ -61,7 +68,7 @@ class WeightPart:
         for name, begin, elements in self._slices():
             offset = places[name] + begin * self.dtype.itemsize
             for part in host_parts(elements, self.dtype):
-                data = part.view(torch.uint8).numpy().data
+                data = _bytes_of(part).data
                 while data:
                     count = os.pwrite(file, data, offset)
                     data, offset = data[count:], offset + count
@@ -73,3 +80,37 @@ class WeightPart:
             low, high = max(self.begin, first), min(end, first + count)
             if low < high:
                 yield name, low - first, self.elements[low - self.begin : high - self.begin]
+
+
+def groups_of(parts: Iterable[WeightPart], most_bytes: int = GROUP_BYTES) -> Iterator[list[WeightPart]]:
+    """All elements of `parts`, in order, as parts in groups of one dtype that have at most `most_bytes` together."""
+    group: list[WeightPart] = []
+    size = 0
+    for piece in (piece for part in parts for piece in _pieces(part, most_bytes)):
+        bytes_of_piece = len(piece.elements) * piece.dtype.itemsize
+        if group and (size + bytes_of_piece > most_bytes or piece.dtype != group[0].dtype):
+            yield group
+            group, size = [], 0
+        group.append(piece)
+        size += bytes_of_piece
+    if group:
+        yield group
+
+
+def on_host(group: Sequence[WeightPart]) -> list[WeightPart]:
+    """The parts of a group of `groups_of` in host memory, rounded; those that are there already as they are."""
+    if not group[0].elements.is_cuda:
+        return list(group)
+    copies = together_on_host([part.elements for part in group], group[0].dtype)
+    return [replace(part, elements=copy) for part, copy in zip(group, copies, strict=True)]
+
+
+def _pieces(part: WeightPart, most_bytes: int) -> Iterator[WeightPart]:
+    begin = part.begin
+    for elements in part.elements.split(max(1, most_bytes // part.dtype.itemsize)):
+        yield replace(part, begin=begin, elements=elements)
+        begin += len(elements)
+
+
+def _bytes_of(elements: Tensor) -> np.ndarray:
+    return elements.view(torch.uint8).numpy()

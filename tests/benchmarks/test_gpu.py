@@ -24,7 +24,7 @@ from benchmarks.gpu.parts import PARTS, Outcome, write_result
 from benchmarks.gpu.settings import GIB, SHAPES, settings_for
 
 SETTINGS = settings_for("cpu", 0)
-INCOMPLETE = ("attention", "paths", "learner, sdpa", "learner, compiled", "scores")
+INCOMPLETE = ("attention", "paths", "learner, sdpa", "scores")
 """Parts with figures that a CPU, or a machine without some package, does not have."""
 STAND_INS = ["annotated_types", "blake3", "crc32c", "psutil"]
 _NAME = re.compile(r"[^\w.-]")

@@ -14,7 +14,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from infra.models import device_copies
-from infra.models.device_copies import host_parts, move_module, moved, on_device, read_part, use_device
+from infra.models.device_copies import (
+    host_parts,
+    move_module,
+    moved,
+    on_device,
+    read_part,
+    together_on_host,
+    use_device,
+)
 
 GPU = torch.device("cuda:3")
 
@@ -82,6 +90,15 @@ def test_host_parts_of_the_host_are_not_pinned(driver: Driver) -> None:
     assert torch.equal(torch.cat(list(host_parts(values, part_bytes=8))), values)
     assert not driver.pinned
     assert not driver.recorded
+
+
+def test_tensors_arrive_together_in_one_buffer(driver: Driver) -> None:
+    values = [torch.arange(3.0) + 0.001, torch.empty(0), torch.arange(4.0)]
+    found = together_on_host([each.as_subclass(OnGpu) for each in values], torch.bfloat16)
+    assert [each.dtype for each in found] == [torch.bfloat16] * 3
+    assert all(torch.equal(*pair) for pair in zip(found, [each.bfloat16() for each in values], strict=True))
+    assert driver.pinned == [(7,)]
+    assert (driver.recorded, driver.waited) == ([f"stream of {GPU}"], 1)
 
 
 def test_read_part_fills_a_tensor_of_another_dtype(driver: Driver) -> None:

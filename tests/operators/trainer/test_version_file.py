@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 import torch
 
 from infra.store.layout import Layout
+from operators.trainer import weight_parts
 from operators.trainer.ranks import ALONE
 from operators.trainer.version_file import describe_file, open_file, ranks_without_file
-from operators.trainer.weight_parts import NamedRange, WeightPart
+from operators.trainer.weight_parts import NamedRange, WeightPart, groups_of, on_host
 from schemas.records import TensorSpec
 
 LAYOUT = Layout([TensorSpec("a", "BF16", (4,)), TensorSpec("b", "BF16", (2,))])
@@ -42,6 +44,43 @@ def test_parts_that_span_names_are_written_and_rounded() -> None:
 def test_part_rejects_a_tensor_of_another_size() -> None:
     with pytest.raises(RuntimeError, match=r"'b' has 2 elements of torch.bfloat16, which are not 8 bytes"):
         part(0, 1.0).write(views_of_zeros() | {"b": np.zeros(8, np.uint8)})
+
+
+def test_parts_are_written_in_groups() -> None:
+    """Large ones are split, small ones written together."""
+    parts = [part(0, 1.0, 2.0, 3.0), part(3, 4.0), part(6), part(4, 5.0), part(5, 6.0)]
+    groups = list(groups_of(parts, most_bytes=4))
+    assert [[len(each.elements) for each in group] for group in groups] == [[2], [1, 1, 0], [1, 1]]
+    views = views_of_zeros()
+    for group in groups:
+        for each in on_host(group):
+            each.write(views)
+    assert (values(views, "a"), values(views, "b")) == ([1, 2, 3, 4], [5, 6])
+
+
+def test_parts_of_different_dtypes_are_in_different_groups() -> None:
+    other = WeightPart((NamedRange("c", 0, 1),), 0, torch.ones(1), torch.float32)
+    assert [len(group) for group in groups_of([part(0, 1.0), other, other, part(1, 1.0)])] == [1, 2, 1]
+    assert not list(groups_of([]))
+
+
+def test_groups_of_a_gpu_are_rounded_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def arrive(tensors: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+        return [each.as_subclass(torch.Tensor).to(dtype) for each in tensors]
+
+    monkeypatch.setattr(weight_parts, "together_on_host", arrive)
+    on_gpu = [replace(each, elements=each.elements.as_subclass(OnGpu)) for each in (part(0, 1.001), part(1, 2.0, 3.0))]
+    (group,) = groups_of(on_gpu)
+    views = views_of_zeros()
+    for each in on_host(group):
+        each.write(views)
+    assert values(views, "a") == [1, 2, 3, 0]
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    is_cuda = True  # type: ignore[assignment]
 
 
 @pytest.fixture
