@@ -70,7 +70,6 @@ class Preset:
     clips_weight: bool = False
     """The clip limits a weight without gradient, so a dual clip has no effect."""
     mini_batches: int = 1
-    epochs: int = 1
     paper_rate: float | None = None
 
 
@@ -171,9 +170,9 @@ def learning_rate(update: int, config: LearnerConfig) -> float:
 
 
 def optimizer_steps(config: LearnerConfig) -> tuple[int, int]:
-    """Mini-batches and epochs of a batch: those of `config`, else those of its algorithm."""
+    """Mini-batches and epochs of a batch: those of `config`, else the mini-batches of its algorithm, and one epoch."""
     preset = PRESETS[config.algorithm.name]
-    return config.mini_batches or preset.mini_batches, config.epochs or preset.epochs
+    return config.mini_batches or preset.mini_batches, config.epochs or 1
 
 
 def clip_can_bind(config: LearnerConfig, groups: float = math.inf) -> bool:
@@ -204,9 +203,9 @@ def unused_settings(config: LearnerConfig) -> Iterator[str]:
         yield warning
     keys = ("correction", "correction_level", "correction_low", "correction_cap")
     chosen = [key for key in keys if getattr(algorithm, key) not in (None, "none")]
-    low, cap = algorithm.correction_low or 0.0, algorithm.correction_cap
-    is_one = low <= 1.0 and (cap is None or cap >= 1.0)  # within the bounds
-    if chosen and is_one and (preset.proximal == "behaviour" or preset.correction.kind == "none"):
+    low, cap = algorithm.correction_low, algorithm.correction_cap
+    one_is_within = (low is None or low <= 1) and (cap is None or cap >= 1)
+    if chosen and one_is_within and (preset.proximal == "behaviour" or preset.correction.kind == "none"):
         reason = 'proximal = "behaviour"' if preset.proximal == "behaviour" else 'correction = "none"'
         yield (
             f"trainer.learner.algorithm has an off-policy weight without effect ({', '.join(chosen)}): with {reason} "
@@ -231,8 +230,8 @@ def unused_clip_warning(config: LearnerConfig) -> str | None:
             "weight that has no gradient. Remove dual_clip, or set clip_high"
         )
     chosen = [key for key in ("clip_low", "clip_high", "dual_clip") if getattr(algorithm, key) is not None]
-    if preset.mini_batches * preset.epochs > 1:
-        chosen.append(f"name = {algorithm.name}, which takes {preset.mini_batches * preset.epochs} steps per batch")
+    if preset.mini_batches > 1:
+        chosen.append(f"name = {algorithm.name}, which takes {preset.mini_batches} steps per batch")
     if not chosen or clip_can_bind(config):
         return None
     return (

@@ -10,8 +10,8 @@ Survivors whose line runs at the module's import, and mutants whose code cannot 
 interpreter, which imports the mutant. Processes that tests start read the mutant from the copy. A test that takes
 longer than max(60 s, 8 x its time without a mutant) has failed: `time-out: TEST`. Results are kept in
 `mutation_results.json`, one line a mutant; run again, it continues with the missing mutants. A mutant is identified by
-its source, so mutants of a changed module are tested again. After other changes, `--confirm` tests results of other
-tests and sources again: a killed mutant first by the test that failed.
+the functions that it changes, before and after, so mutants of a changed function are tested again. After other changes,
+`--confirm` tests results of other tests and sources again: a killed mutant first by the test that failed.
 `--jobs 2` divides the mutants among two processes. Exit code 1 if a survivor is not explained.
 """
 
@@ -55,6 +55,7 @@ MODULES = (
     *("losses", "passes", "advantages", "algorithms", "learner", "metrics", "trained_model", "packing"),
     *("policy", "critic", "global_batch_metadata", "batch", "packed_attention", "lora", "ranks", "device_sharing"),
     *("mismatch", "presets", "context_parallel", "published_weights", "token_scores"),
+    "fused_layers",
 )
 """Modules of operators/trainer that compute weights and metrics."""
 LEFT_OUT = {
@@ -71,7 +72,7 @@ LEFT_OUT = {
         *("joint_actions", "rank_addresses", "rank_checks", "rank_layouts", "rank_training", "rendezvous"),
         *("replay", "train_follower"),
     ),
-    "kernels of a GPU: compared with torch at their first use": ("score_kernels",),
+    "kernels of a GPU: compared with torch at their first use": ("score_kernels", "layer_kernels", "checked_kernels"),
     "not a part of a run's training": ("emulate_training", "imitation", "memory_plan", "warm_start"),
 }
 """The other modules, by the reason for which they have no mutants."""
@@ -233,7 +234,23 @@ def kills_near(mutant: Mutant, killers: Mapping[Mutant, str]) -> Counter[str]:
 def mutants_of(module: str, source: str) -> dict[str, Mutant]:
     """The mutants of `source` by their key in the results, planted ones first."""
     known = (planted(source, what, changes) for name, what, changes, _ in PLANTED if name == module)
-    return {key_of(mutant): mutant for mutant in different(source, [*known, *mutants(source)])}
+    before = definitions(source)
+    found = {}
+    for mutant in different(source, [*known, *mutants(source)]):
+        changed = sorted(before ^ definitions(mutant.source))
+        found[hashlib.sha256("\0".join((module, *changed)).encode()).hexdigest()[:16]] = mutant
+    return found
+
+
+def definitions(source: str) -> set[str]:
+    """The texts of the statements of a module, those of its classes one by one, with the class's name."""
+    found = set()
+    for statement in ast.parse(source).body:
+        if isinstance(statement, ast.ClassDef):
+            found |= {f"{statement.name}: {ast.unparse(each)}" for each in statement.body}
+        else:
+            found.add(ast.unparse(statement))
+    return found
 
 
 def killer_of(result: dict[str, str]) -> str:
@@ -244,11 +261,6 @@ def killer_of(result: dict[str, str]) -> str:
 def digest(files: Sequence[Path]) -> str:
     """The hash of the contents of `files`."""
     return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:12]
-
-
-def key_of(mutant: Mutant) -> str:
-    """What identifies `mutant` in the results."""
-    return hashlib.sha256(mutant.source.encode()).hexdigest()[:16]
 
 
 def read_results(file: Path) -> Results:

@@ -29,6 +29,7 @@ from mutation_run import (
     explanation,
     is_due,
     kills_near,
+    mutants_of,
     read_results,
     watched,
     within,
@@ -198,3 +199,13 @@ def test_removed_fixes_apply_and_have_a_test(fix: Fix) -> None:
     assert planted(source, fix.what, fix.changes).source != source
     file, _, name = fix.test.partition("::")
     assert f"def {name}(" in (REPOSITORY / file).read_text() or not name
+
+
+def test_mutants_keep_their_results_when_other_functions_change() -> None:
+    source = "ONE = 1\nclass A:\n    def f(self, x):\n        return x + 1\n    def g(self, x):\n        return x < 2\n"
+    before = {mutant.what: key for key, mutant in mutants_of("metrics", source).items()}
+    after = {mutant.what: key for key, mutant in mutants_of("metrics", source.replace("x < 2", "x < 3")).items()}
+    same = {what for what in before.keys() & after.keys() if before[what] == after[what]}
+    assert same == {"1 to 2: ONE = 1", "Add to Sub: return x + 1", "1 to 2: return x + 1"}
+    assert not set(before.values()) & mutants_of("batch", source).keys()
+    assert len(before) == len(set(before.values())) == 5

@@ -27,6 +27,7 @@ LINE = LearnerConfig(learning_rate=1.0, warmup_steps=2, schedule="linear", total
         (CONSTANT, 3, 1.0),
         (CONSTANT, 1000, 1.0),
         (LearnerConfig(learning_rate=1.0, warmup_steps=0), 0, 1.0),
+        (LearnerConfig(learning_rate=1.0, warmup_steps=0, total_steps=10), 9, 1.0),
         (COSINE, 0, 0.5),
         (COSINE, 2, 1.0),
         (COSINE, 6, 0.6),
