@@ -18,6 +18,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ MAX_RETRIES = 10
 """Of the client: it outlasts a restart of the gateway."""
 _START_S = 120.0
 _REAP_S = 0.01
+_WARM_S = 10.0
 
 
 class FunctionProcess:
@@ -174,6 +176,8 @@ def main(target: str) -> None:
     events = os.dup(1)
     os.dup2(2, 1)
     client = openai.OpenAI(api_key="none", base_url="http://none", max_retries=MAX_RETRIES)
+    with suppress(openai.OpenAIError, OSError):  # then each process does what would have been done here
+        _answer_once(client)
     running: dict[int, int] = {}
     own_pid = os.getpid()
     buffer, open_input = b"", True
@@ -195,6 +199,34 @@ def main(target: str) -> None:
                 os.killpg(ended.si_pid, signal.SIGKILL)  # what it has started; not reaped yet, its number is its own
             _, status = os.waitpid(ended.si_pid, 0)
             _write(events, {"number": running.pop(ended.si_pid), "code": os.waitstatus_to_exitcode(status)})
+
+
+def _answer_once(client: Any) -> None:
+    """Let `client` read one answer, of this process: it imports and builds its types at the first one, which takes more
+    CPU time than a short episode. Processes forked later have them."""
+    with HTTPServer(("127.0.0.1", 0), _Answer) as server:
+        server.timeout = _WARM_S
+        answering = threading.Thread(target=server.handle_request)
+        answering.start()
+        here = client.with_options(base_url=f"http://127.0.0.1:{server.server_port}", timeout=_WARM_S, max_retries=0)
+        here.chat.completions.create(model="", messages=[])
+        answering.join()
+
+
+class _Answer(BaseHTTPRequestHandler):
+    """An empty answer."""
+
+    def do_POST(self) -> None:
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": ""}}
+        body = {"id": "", "object": "chat.completion", "created": 0, "model": "", "choices": [choice]}
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing."""
 
 
 def _call(function: Any, client: Any, order: Mapping[str, Any], server: int) -> None:

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
+from http.server import HTTPServer
 from pathlib import Path
+from threading import Thread
 
-from operators.agents.function_server import _call
+import pytest
+
+from operators.agents.function_server import FunctionServer, _Answer, _call
+
+AGENT = """
+import sys
+
+
+def solve(client, task):
+    before = set(sys.modules)
+    answer = client.chat.completions.create(model="any", messages=[{"role": "user", "content": task["text"]}])
+    return {"answer": f"{sorted(set(sys.modules) - before)} {answer.choices[0].finish_reason}"}
+"""
 
 
 def test_process_of_a_server_that_was_killed_first_does_nothing(tmp_path: Path) -> None:
@@ -16,3 +31,28 @@ def test_process_of_a_server_that_was_killed_first_does_nothing(tmp_path: Path) 
         _call(None, None, order, server=-1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert not (tmp_path / "transcript").exists()
+
+
+def test_processes_import_nothing_at_their_first_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client imports and builds what it needs once, before processes are forked."""
+    pytest.importorskip("openai")
+    (tmp_path / "slow_start_agent.py").write_text(AGENT)
+    (tmp_path / "task").write_text(json.dumps({"text": "hello"}))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    functions = FunctionServer("slow_start_agent:solve", tmp_path / "log")
+    with HTTPServer(("127.0.0.1", 0), _Answer) as server:
+        Thread(target=server.handle_request, daemon=True).start()
+        environment = {
+            "OPENAI_API_KEY": "key",
+            "OPENAI_BASE_URL": f"http://127.0.0.1:{server.server_port}/v1",
+            "LAMINAR_TASK_FILE": str(tmp_path / "task"),
+            "LAMINAR_REPORT": str(tmp_path / "report"),
+        }
+        process = functions.start(environment, str(tmp_path / "transcript"))
+        try:
+            with process.changed:
+                assert process.changed.wait_for(lambda: process.code is not None, 60)
+        finally:
+            functions.close()
+    assert process.code == 0, (tmp_path / "transcript").read_text()
+    assert json.loads((tmp_path / "report").read_text()) == {"answer": "[] stop"}
