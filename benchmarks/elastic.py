@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import statistics
@@ -20,6 +21,8 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -312,34 +315,61 @@ def measure(arm: str, sources: int, store: WeightStore, manifest: WeightVersion)
             shutil.rmtree(root, ignore_errors=True)
 
 
-def table(results: Results, sources: Sequence[int]) -> str:
-    """The results as a Markdown table."""
-    oracle = results.get("oracle")
+def row(results: Results, arm: str, sources: int, number: int) -> dict[str, float] | None:
+    """The figures of `arm` in a round, None if it was not measured; `whole` is infinite if all was done before."""
+    found, oracle = (results.get(key_of(each, sources, number)) for each in (arm, "oracle"))
+    if found is None:
+        return None
+    at = found["first_whole"] or _first_whole(results, sources or 4, number)
+    return {
+        "p50": found["ttft_p50"],
+        "p99": found["ttft_p99"],
+        "whole": found["first_whole"] or math.inf,
+        "tokens": max((count for second, count in found["tokens"] if second <= at), default=0),
+        "done": found["completion"],
+        "equal": sum(found["responses"][name] == each for name, each in oracle["responses"].items()) if oracle else 0,
+        "others": found["others"],
+    }
+
+
+def table(results: Results, sources: Sequence[int], rounds: int) -> str:
+    """The medians of all rounds as a Markdown table, and the ratios of the p99 by round."""
     lines = [
         "| sources | arm | first token p50 | p99 | first whole | tokens by then | all done | equal responses |",
         "|---|---|---|---|---|---|---|---|",
     ]
+    ratios, others = list[str](), list[float]()
     for k in (0, *sources):
+        p99: dict[str, list[float]] = {}
         for arm in ("oracle",) if k == 0 else ("full", "staged"):
-            found = results.get("oracle" if k == 0 else f"{arm} k={k}")
-            if found is None:
+            rows = [each for number in range(rounds) if (each := row(results, arm, k, number))]
+            if not rows:
                 continue
-            at = found["first_whole"] or _first_whole(results, k or 4)
-            tokens = max((count for second, count in found["tokens"] if second <= at), default=0)
-            equal = 0 if oracle is None else sum(found["responses"][n] == r for n, r in oracle["responses"].items())
-            whole = (
-                f"{found['first_whole']:.1f} s" if found["first_whole"] else "-" if k == 0 else "after all were done"
-            )
+            mid = {name: statistics.median(each[name] for each in rows) for name in rows[0]}
+            p99[arm] = [each["p99"] for each in rows]
+            others += [each["others"] for each in rows]
+            whole = "-" if not k else f"{mid['whole']:.1f} s" if mid["whole"] < math.inf else "after all were done"
             lines.append(
-                f"| {k or '-'} | {arm} | {found['ttft_p50']:.1f} s | {found['ttft_p99']:.1f} s | {whole} | {tokens} "
-                f"| {found['completion']:.1f} s | {equal} of {REQUESTS} |"
+                f"| {k or '-'} | {arm} | {mid['p50']:.1f} s | {mid['p99']:.1f} s | {whole} | {mid['tokens']:.0f} "
+                f"| {mid['done']:.1f} s | {min(each['equal'] for each in rows):.0f} of {REQUESTS} |"
             )
-    return "\n".join(lines)
+        if len(p99) == 2:
+            each = [staged / full for staged, full in zip(p99["staged"], p99["full"], strict=False)]
+            by_round = ", ".join(f"{ratio:.2f}" for ratio in each)
+            ratios.append(f"p99, staged over full, {k} sources: {statistics.median(each):.2f} ({by_round})")
+    ratios.append(f"other programs used {min(others):.2f} to {max(others):.2f} of the machine")
+    return "\n".join([*lines, "", *ratios])
 
 
-def _first_whole(results: Results, sources: int) -> float:
+def key_of(arm: str, sources: int, number: int) -> str:
+    """The key of a result in the saved ones."""
+    of_round = f", round {number + 1}" if number else ""
+    return ("oracle" if arm == "oracle" else f"{arm} k={sources}") + of_round
+
+
+def _first_whole(results: Results, sources: int, number: int) -> float:
     """When the first joiner of either arm was whole, for arms that had none or had ended by then; 0 if not measured."""
-    found = (results.get(f"{arm} k={sources}") for arm in ("staged", "full"))
+    found = (results.get(key_of(arm, sources, number)) for arm in ("staged", "full"))
     return min((each["first_whole"] for each in found if each and each["first_whole"]), default=0.0)
 
 
@@ -348,19 +378,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("build/elastic.json"))
     parser.add_argument("--sources", type=int, nargs="+", default=[4, 2, 1])
+    parser.add_argument("--rounds", type=int, default=1, help="measure each arm so often; the table has medians")
     arguments = parser.parse_args()
     results = Results(arguments.results)
     with tempfile.TemporaryDirectory() as folder:
         store, manifest = publish(Path(folder))
         try:
-            results.add("oracle", lambda: measure("oracle", 0, store, manifest))
-            for sources in arguments.sources:
-                for arm in ("staged", "full"):
-                    results.add(f"{arm} k={sources}", lambda a=arm, k=sources: measure(a, k, store, manifest))  # type: ignore[misc]
+            for number in range(arguments.rounds):
+                for k, arm in ((0, "oracle"), *product(arguments.sources, ("staged", "full"))):
+                    results.add(key_of(arm, k, number), partial(measure, arm, k, store, manifest))
         finally:
             store.close()
             shutil.rmtree(store.root, ignore_errors=True)
-    print(table(results, sorted(arguments.sources)))
+    print(table(results, sorted(arguments.sources), arguments.rounds))
 
 
 if __name__ == "__main__":
