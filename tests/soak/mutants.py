@@ -134,6 +134,17 @@ def mutants(source: str) -> Iterator[Mutant]:
         )
 
 
+def definitions(source: str) -> set[str]:
+    """The texts of the statements of a module, those of its classes one by one, with the class's name."""
+    found = set()
+    for statement in ast.parse(source).body:
+        if isinstance(statement, ast.ClassDef):
+            found |= {f"{statement.name}: {ast.unparse(each)}" for each in statement.body}
+        else:
+            found.add(ast.unparse(statement))
+    return found
+
+
 def planted(source: str, what: str, changes: Sequence[tuple[str, str]]) -> Mutant:
     """The mutant with the texts `changes`, each (before, after). Raises ValueError unless each occurs once."""
     mutated = source

@@ -45,7 +45,7 @@ sys.path[:0] = [str(REPOSITORY), str(Path(__file__).parent)]
 
 from forked_tests import Cover, ForkedTests, kill_session, read_watched  # noqa: E402
 from line_tracer import AFTER  # noqa: E402
-from mutants import PLANTED, Mutant, mutants, planted  # noqa: E402
+from mutants import PLANTED, Mutant, definitions, mutants, planted  # noqa: E402
 from planted_faults import IMPORTED_BEFORE  # noqa: E402
 from swapped_code import swap_code  # noqa: E402
 
@@ -239,17 +239,6 @@ def mutants_of(module: str, source: str) -> dict[str, Mutant]:
     for mutant in different(source, [*known, *mutants(source)]):
         changed = sorted(before ^ definitions(mutant.source))
         found[hashlib.sha256("\0".join((module, *changed)).encode()).hexdigest()[:16]] = mutant
-    return found
-
-
-def definitions(source: str) -> set[str]:
-    """The texts of the statements of a module, those of its classes one by one, with the class's name."""
-    found = set()
-    for statement in ast.parse(source).body:
-        if isinstance(statement, ast.ClassDef):
-            found |= {f"{statement.name}: {ast.unparse(each)}" for each in statement.body}
-        else:
-            found.add(ast.unparse(statement))
     return found
 
 
