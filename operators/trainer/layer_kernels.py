@@ -127,7 +127,8 @@ def _rotate_heads(  # type: ignore[no-untyped-def]
     rows: tl.constexpr,
 ):
     """The first half of each head gets `to_1` of the second one, the second half `to_2` of the first."""
-    head, column = tl.arange(0, rows)[:, None], tl.arange(0, block)[None, :]
+    head = tl.arange(0, rows)[:, None].to(tl.int64)  # a head of a long sequence begins far behind the one before
+    column = tl.arange(0, block)[None, :]
     inside = (head < heads) & (column < half)
     place = source + head * source_head + column
     x_1 = tl.load(place, mask=inside, other=0.0).to(tl.float32)
