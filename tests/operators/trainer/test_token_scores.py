@@ -65,3 +65,23 @@ def test_without_kernels_torch_scores_tokens(caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.WARNING):  # Triton has no kernels for a CPU
         assert token_scores._kernels.__wrapped__(torch.device("cpu")) is None
     assert "tokens are scored by torch's operations, which take more time and memory" in caplog.text
+
+
+class OnGpu(Tensor):
+    """A tensor in host memory that says that it is on a GPU."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+
+def test_kernels_score_tensors_of_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    scored = torch.ones(3), torch.ones(3)
+    monkeypatch.setattr(token_scores, "_kernels", lambda device: lambda *given: scored)
+    assert [token_scores.has_kernels(torch.device(kind)) for kind in ("cpu", "cuda")] == [False, True]
+    logits, targets = torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64)
+    for with_entropy, expected in ((True, 3), (False, 0)):
+        logprobs, entropies = token_scores.token_scores(
+            logits.as_subclass(OnGpu), targets, None, with_entropy=with_entropy
+        )
+        assert logprobs is scored[0]
+        assert len(entropies) == expected
+    assert token_scores.token_scores(logits, targets, None, with_entropy=True)[0] is not scored[0]
