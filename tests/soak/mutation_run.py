@@ -55,7 +55,6 @@ MODULES = (
     *("losses", "passes", "advantages", "algorithms", "learner", "metrics", "trained_model", "packing"),
     *("policy", "critic", "global_batch_metadata", "batch", "packed_attention", "lora", "ranks", "device_sharing"),
     *("mismatch", "presets", "context_parallel", "published_weights", "token_scores"),
-    "fused_layers",
 )
 """Modules of operators/trainer that compute weights and metrics."""
 LEFT_OUT = {
@@ -72,7 +71,9 @@ LEFT_OUT = {
         *("joint_actions", "rank_addresses", "rank_checks", "rank_layouts", "rank_training", "rendezvous"),
         *("replay", "train_follower"),
     ),
-    "kernels of a GPU: compared with torch at their first use": ("score_kernels", "layer_kernels", "checked_kernels"),
+    "kernels of a GPU: compared with torch at their first use": (
+        *("score_kernels", "layer_kernels", "checked_kernels", "fused_layers"),
+    ),
     "not a part of a run's training": ("emulate_training", "imitation", "memory_plan", "warm_start"),
 }
 """The other modules, by the reason for which they have no mutants."""

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -101,8 +102,23 @@ def test_fused_models_train_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         one, other = (each.update(make_batch(number, number=number)) for each in (plain, fused))
         assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
     assert CALLS["gates"] > before
+    for model in (fused._policy, fused._critic, fused._reference):
+        norms = [each for each in (model.modules() if model else ()) if "Norm" in type(each).__name__]
+        assert all("forward" in vars(each) for each in norms)
     for each, same in zip(plain.model.parameters(), fused.model.parameters(), strict=True):
         torch.testing.assert_close(each, same, rtol=1e-4, atol=1e-6)
+
+
+def test_what_takes_other_arguments_is_not_replaced() -> None:
+    def other(query: Tensor) -> Tensor:
+        return query
+
+    assert not fused_layers._rotates(other)
+    module = tiny_model().model.layers[0].mlp
+    assert fused_layers._is_gated(module)
+    assert not fused_layers._computes(other, SimpleNamespace(), torch.ones(1), torch.ones(1))
+    del module._modules["up_proj"]
+    assert not fused_layers._is_gated(module)
 
 
 def test_tensors_elsewhere_are_computed_as_before() -> None:
