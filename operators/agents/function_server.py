@@ -18,8 +18,9 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import TCPServer
 from typing import Any
 
 from infra.name_lookup import member_of
@@ -204,11 +205,12 @@ def main(target: str) -> None:
 def _answer_once(client: Any) -> None:
     """Let `client` read one answer, of this process: it imports and builds its types at the first one, which takes more
     CPU time than a short episode. Processes forked later have them."""
-    with HTTPServer(("127.0.0.1", 0), _Answer) as server:
+    with TCPServer(("127.0.0.1", 0), _Answer) as server:  # an HTTPServer would ask for the address's name
         server.timeout = _WARM_S
         answering = threading.Thread(target=server.handle_request)
         answering.start()
-        here = client.with_options(base_url=f"http://127.0.0.1:{server.server_port}", timeout=_WARM_S, max_retries=0)
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        here = client.with_options(base_url=url, timeout=_WARM_S, max_retries=0)
         here.chat.completions.create(model="", messages=[])
         answering.join()
 
