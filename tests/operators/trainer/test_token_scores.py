@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
-from pathlib import Path
 
+import interpreted_kernels
 import pytest
 import torch
 from torch import Tensor
@@ -47,10 +44,7 @@ print("equal")
 
 
 def test_kernels_score_tokens_as_torch_does() -> None:
-    pytest.importorskip("triton")
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[3])}
-    done = subprocess.run([sys.executable, "-c", COMPARISON], env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr
+    interpreted_kernels.assert_equal(COMPARISON)
 
 
 def test_a_kernel_that_computes_something_else_is_found() -> None:
