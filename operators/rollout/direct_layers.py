@@ -16,16 +16,10 @@ from transformers import PreTrainedModel
 
 from infra.models.device_copies import on_device
 from operators.rollout.attention_chunks import AttentionChunk, split_rows
-from operators.rollout.kv_slots import CONTEXT_UNIT, KVSlots
+from operators.rollout.kv_slots import KVSlots
 from operators.rollout.llama_layout import LlamaLayer, fuse_projections
+from operators.rollout.stable_products import WIDTH_UNIT, attention_parts, least_rows, least_width, weighted_sums
 from operators.rollout.step_plan import Decode, Prefill, Verify
-
-LEAST_TOKENS = 4
-"""Matrix products over fewer tokens sum in another order, so smaller passes are padded. MKL on processors with AVX-512
-does so below 16 tokens if the inputs are 96 or more: there the last bits of logprobs depend on the number of rows."""
-WIDTH_UNIT = CONTEXT_UNIT
-"""Attention over another multiple of so many positions sums in the same order, so that logits of a row do not depend
-on the lengths of others."""
 
 Writes = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]
 """Which tokens to store, and where: token indices (None for all, in order), KV rows and positions."""
@@ -47,6 +41,10 @@ class LlamaModules:
     head_size: int
     scale: float
     hidden: int
+    least_tokens: int
+    """Matrix products over fewer tokens sum in another order, so smaller passes are padded."""
+    least_width: int
+    """Over how many positions a decode step attends at least: over fewer, scores are summed in another order."""
     eps: float
     root_eps: torch.Tensor
     zero: torch.Tensor
@@ -59,20 +57,25 @@ class LlamaModules:
         body: Any = model.model
         attention, embedding = body.layers[0].self_attn, body.embed_tokens.weight
         device, dtype, hidden = embedding.device, embedding.dtype, embedding.shape[1]
+        layers = [fuse_projections(layer) for layer in body.layers]
+        heads = attention.q_proj.out_features // head_size
+        inputs = {hidden, *(len(weight) for layer in layers for weight in (layer.output, layer.down))}
         eps = float(body.norm.variance_epsilon)
         zero = torch.zeros((), dtype=dtype, device=device)
         return cls(
             embedding=embedding,
-            layers=[fuse_projections(layer) for layer in body.layers],
+            layers=layers,
             norm=body.norm.weight,
             head=model.lm_head.weight,
             activation=body.layers[0].mlp.act_fn,
             silu=getattr(model.config, "hidden_act", None) in ("silu", "swish"),
-            heads=attention.q_proj.out_features // head_size,
+            heads=heads,
             kv_heads=kv_heads,
             head_size=head_size,
             scale=float(attention.scaling),
             hidden=hidden,
+            least_tokens=max(least_rows(each, dtype, device.type) for each in inputs),
+            least_width=least_width(heads // kv_heads, head_size, float(attention.scaling), dtype, device.type),
             eps=eps,
             root_eps=torch.full((), (hidden * eps) ** 0.5, dtype=dtype, device=device),
             zero=zero,
@@ -87,6 +90,11 @@ class LlamaModules:
     def dtype(self) -> torch.dtype:
         return self.embedding.dtype
 
+    def padded(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` [tokens, ...], followed by zeros if it has fewer than `least_tokens`."""
+        missing = self.least_tokens - len(x)
+        return torch.cat((x, x.new_zeros((missing, *x.shape[1:])))) if missing > 0 else x
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """`x` [tokens, hidden] after the RMS norm with `weight`."""
         if self.dtype != torch.float32:
@@ -97,7 +105,19 @@ class LlamaModules:
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """The logits [rows, vocabulary] of the residual stream `x` after the last layer."""
-        return functional.linear(self.rms_norm(_padded(x), self.norm), self.head)[: len(x)]
+        return functional.linear(self.rms_norm(self.padded(x), self.norm), self.head)[: len(x)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CausalBlock:
+    """A block to prefill, with the mask [tokens, context] of one that attends to earlier KV.
+
+    For others `parts` are the runs of contexts that attend together: first, last + 1 and the width that they need.
+    """
+
+    block: Prefill
+    mask: torch.Tensor | None
+    parts: list[tuple[int, int, int]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,8 +131,7 @@ class Pass:
     positions: torch.Tensor
     writes: Writes
     chunks: list[tuple[int, AttentionChunk, torch.Tensor | None]]
-    blocks: Sequence[tuple[Prefill, torch.Tensor | None]]
-    """Each with its mask [tokens, context]; None for causal attention over its own tokens alone."""
+    blocks: Sequence[CausalBlock]
     decoding: int
     first_row: int = 0
     alone: torch.Tensor | None = None
@@ -134,7 +153,7 @@ class LayerStack:
         """The pass that computes `step` and `blocks`."""
         positions = all_positions(step, blocks)
         at = on_device(positions, self._m.device)
-        masked = [(block, self._mask_of(block)) for block in blocks]
+        masked = [CausalBlock(each, self._mask_of(each), attention_parts(each, self._m.device)) for each in blocks]
         if step is None:
             return Pass(at, self._writes(positions[:0], 0, blocks), [], masked, 0)
         rows, first = len(step.positions), step.first_row
@@ -165,7 +184,7 @@ class LayerStack:
         With `stored` only the KV of those layers is stored, and later layers are not computed.
         """
         m, slots, blocks, decoding, tokens = self._m, self.slots, what.blocks, what.decoding, len(x)
-        x, positions = (_padded(each) for each in (x, what.positions))
+        x, positions = (m.padded(each) for each in (x, what.positions))
         cos, sin = m.rotary.index_select(0, positions)[:, :, None].unbind(1)
         write_source, write_rows, write_positions = what.writes
         query_size, rotated_heads = m.heads * m.head_size, m.heads + m.kv_heads
@@ -189,7 +208,7 @@ class LayerStack:
             if number == last:  # the rest of the last layer computes logits, which only decode rows need
                 if not decoding:
                     return x[:0]
-                blocks, x, tokens = (), _padded(x[:decoding]), decoding
+                blocks, x, tokens = (), m.padded(x[:decoding]), decoding
             attended = [
                 self._attend(i, qkv[start : start + chunk.stop - chunk.start], chunk, mask, what.first_row)
                 for start, chunk, mask in what.chunks
@@ -197,10 +216,11 @@ class LayerStack:
             if what.alone is not None:
                 attended = [self._attend_alone(i, qkv[:tokens], what.alone)]
             first = decoding
-            for block, mask in blocks:
-                attended.append(self._attend_causally(i, qkv[first : first + block.token_ids.size], block, mask))
-                first += block.token_ids.size
-            out = _padded(attended[0] if len(attended) == 1 else torch.cat(attended))
+            for each in blocks:
+                tokens_of = slice(first, first + each.block.token_ids.size)
+                attended.append(self._attend_causally(i, qkv[tokens_of], each))
+                first = tokens_of.stop
+            out = m.padded(attended[0] if len(attended) == 1 else torch.cat(attended))
             x = torch.addmm(x, out, layer.output)
             gate, up = functional.linear(m.rms_norm(x, layer.mlp_norm), layer.gate_up).chunk(2, -1)
             gated = functional.silu(gate) if m.silu else m.activation(gate)
@@ -231,7 +251,7 @@ class LayerStack:
         weights = torch.softmax(scores, -1, dtype=torch.float32)
         if self._m.dtype != torch.float32:
             weights = weights.to(self._m.dtype)
-        return torch.bmm(weights, self._values[layer][heads, :width]).view(chunk.stop - chunk.start, -1)
+        return weighted_sums(weights, self._values[layer][heads, :width]).view(chunk.stop - chunk.start, -1)
 
     def _attend_alone(self, layer: int, qkv: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Attention of all steps of a verification, [steps × rows, heads × size], batched by step for each KV head.
@@ -248,7 +268,7 @@ class LayerStack:
         weights = torch.softmax(scores, -1, dtype=torch.float32).to(m.dtype)
         out = torch.empty_like(queries)
         for head in range(heads):
-            torch.bmm(weights[head], self._values[layer][head, :width].expand(steps, -1, -1), out=out[head])
+            weighted_sums(weights[head], self._values[layer][head, :width].expand(steps, -1, -1), out=out[head])
         return out.transpose(0, 1).reshape(steps * rows, -1)
 
     def _mask_of(self, block: Prefill) -> torch.Tensor | None:
@@ -259,21 +279,29 @@ class LayerStack:
         seen = self._columns[:end] <= self._columns[block.start : end, None]
         return torch.where(seen, self._m.zero, -torch.inf)
 
-    def _attend_causally(
-        self, layer: int, qkv: torch.Tensor, block: Prefill, mask: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Causal attention of each context of `block`, also over its row's earlier KV, [tokens, heads × size].
+    def _attend_causally(self, layer: int, qkv: torch.Tensor, what: CausalBlock) -> torch.Tensor:
+        """Causal attention of each context of a block, also over its row's earlier KV, [tokens, heads × size].
 
         Padding is behind the tokens, so they do not attend to it.
         """
+        block, split = what.block, [self._m.heads, self._m.kv_heads, self._m.kv_heads]
         contexts, width = block.token_ids.shape
         heads = qkv.view(contexts, width, -1, self._m.head_size).transpose(1, 2)
-        if not block.start:
-            heads = functional.pad(heads, (0, 0, 0, -width % WIDTH_UNIT))
-        queries, keys, values = torch.split(heads, [self._m.heads, self._m.kv_heads, self._m.kv_heads], 1)
         if block.start:
+            queries = heads[:, : self._m.heads]
             keys, values = self.slots.layers[layer][:, int(block.row[0]), None, :, : block.start + width]
-        out = functional.scaled_dot_product_attention(
+            attended = self._attend_to(queries, keys, values, what.mask)
+        else:
+            attended = heads.new_zeros((contexts, self._m.heads, width, self._m.head_size))
+            for first, last, own in what.parts:
+                padded = functional.pad(heads[first:last, :, :own], (0, 0, 0, -own % WIDTH_UNIT))
+                attended[first:last, :, :own] = self._attend_to(*torch.split(padded, split, 1))[:, :, :own]
+        return attended.transpose(1, 2).reshape(block.token_ids.size, -1)
+
+    def _attend_to(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(
             queries,
             keys,
             values,
@@ -282,7 +310,6 @@ class LayerStack:
             scale=self._m.scale,
             enable_gqa=self._m.heads != self._m.kv_heads,
         )
-        return out[:, :, :width].transpose(1, 2).reshape(block.token_ids.size, -1)
 
     def mask(self, chunk: AttentionChunk, positions: torch.Tensor) -> torch.Tensor | None:
         """The additive mask [rows × KV heads, 1, width] of a chunk; None if all rows have the same length."""
@@ -294,7 +321,7 @@ class LayerStack:
 
     def _width(self, chunk: AttentionChunk) -> int:
         """The positions over which `chunk` attends, those that its mask hides included."""
-        return -(-chunk.width // WIDTH_UNIT) * WIDTH_UNIT
+        return min(max(-(-chunk.width // WIDTH_UNIT) * WIDTH_UNIT, self._m.least_width), self.slots.context)
 
     def _writes(self, decoded: np.ndarray, first_row: int, blocks: Sequence[Prefill]) -> Writes:
         """Where to store each token of a pass: first the decode rows, at positions `decoded`, then the blocks."""
@@ -313,12 +340,6 @@ class LayerStack:
     def columns_up_to(self, rows: int) -> torch.Tensor:
         """0, 1, 2 and so on, int64[rows]."""
         return self._columns[:rows] if rows <= len(self._columns) else torch.arange(rows, device=self._m.device)
-
-
-def _padded(x: torch.Tensor) -> torch.Tensor:
-    """`x` [tokens, ...], followed by zeros if it has fewer than LEAST_TOKENS."""
-    missing = LEAST_TOKENS - len(x)
-    return torch.cat((x, x.new_zeros((missing, *x.shape[1:])))) if missing > 0 else x
 
 
 def all_positions(step: Decode | None, blocks: Sequence[Prefill]) -> np.ndarray:

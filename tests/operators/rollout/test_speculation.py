@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from engine_kinds import STOPS, stopping
+from summation_orders import sums_in_one_order
 from tiny_engines import assert_same, engine, mixed, request, run, speculating
 from tiny_models import CONTEXT, tiny_model
 
 from infra.models.weights import save_weights
 from operators.rollout.config import RolloutConfig
-from operators.rollout.direct_layers import LEAST_TOKENS
 from operators.rollout.draft_index import Match
 from operators.rollout.engine import Completion, Request
 from operators.rollout.forward_cost import measure_forward_cost
@@ -53,7 +53,7 @@ def test_speculation_changes_no_token(family: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_speculation_changes_no_bit_of_a_logprob(slots: int, dtype: str) -> None:
     """Also among other rows: products of this machine's library sum in one order, whatever their number of rows."""
-    if not sums_in_one_order(getattr(torch, dtype)):
+    if not sums_in_one_order(getattr(torch, dtype), 32, 48, 128):
         pytest.skip("matrix products of this machine depend on the number of their rows")
     asked = stopping(14)
     family = "qwen3_wide"
@@ -63,17 +63,6 @@ def test_speculation_changes_no_bit_of_a_logprob(slots: int, dtype: str) -> None
             assert found[name].generated.token_ids.tolist() == completion.generated.token_ids.tolist()
             assert found[name].generated.logprobs.tolist() == completion.generated.logprobs.tolist()
     assert it.speculation.accepted > 100
-
-
-def sums_in_one_order(dtype: torch.dtype) -> bool:
-    """Whether products with the model's widths are; with AVX-512 fewer than 16 rows may be summed in another order."""
-    for width in (48, 64, 96, 128):
-        x, weight = torch.randn(64, width).to(dtype), torch.randn(80, width).to(dtype)
-        whole = torch.nn.functional.linear(x, weight)
-        for rows in (LEAST_TOKENS, 5, 8, 20, 33):
-            if not torch.equal(torch.nn.functional.linear(x[:rows], weight), whole[:rows]):
-                return False
-    return True
 
 
 def test_draft_that_ends_a_response_stops_it() -> None:
