@@ -17,27 +17,35 @@ Result = dict[str, Any]
 ROOT = Path(__file__).parents[1]
 SIMULATED_CODE = tuple(ROOT / name for name in ("infra", "operators", "pipelines", "schemas"))
 """The folders whose code a simulation runs."""
+_CODE = "code"
 
 
 class Results:
-    """Results by key, in `file`. A key names all that its result depends on. Delete the file to measure again."""
+    """Results by key, in `file`. A key names all that its result depends on, but the code: whether the product's has
+    changed since is said. Delete the file to measure again."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._results: dict[str, Result] = json.loads(file.read_text("utf-8")) if file.exists() else {}
+        self._code = code_hash(*SIMULATED_CODE)
 
     def get(self, key: str) -> Result | None:
         """The saved result of `key`, or None."""
-        return self._results.get(key)
+        saved = self._results.get(key)
+        return None if saved is None else {name: value for name, value in saved.items() if name != _CODE}
 
     def add(self, key: str, measure: Callable[[], Result]) -> None:
-        """Save the result of `measure` and print it to stderr; do nothing if `key` has a result."""
-        if key in self._results:
+        """Save the result of `measure` and print it to stderr; if `key` has a result, keep it and say so."""
+        if (saved := self._results.get(key)) is not None:
+            of_other_code = (
+                "" if saved.get(_CODE) == self._code else f" by other code (delete {self._file} to measure again)"
+            )
+            sys.stderr.write(f"{key}: was measured before{of_other_code}\n")
             return
-        self._results[key] = measure()
+        self._results[key] = measure() | {_CODE: self._code}
         self._file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._file, json.dumps(self._results, indent=1))
-        sys.stderr.write(f"{key}: {self._results[key]}\n")
+        sys.stderr.write(f"{key}: {self.get(key)}\n")
 
 
 def add_results(arguments: argparse.ArgumentParser, file: str) -> None:

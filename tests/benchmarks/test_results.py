@@ -20,7 +20,7 @@ def test_results_measure_only_missing_keys_after_a_stop(tmp_path: Path) -> None:
     file = tmp_path / "runs" / "results.json"
     first = Results(file)
     first.add("a", partial(dict, rate=1.5))
-    assert json.loads(file.read_text()) == {"a": {"rate": 1.5}}, "saved before the next measurement"
+    assert json.loads(file.read_text())["a"]["rate"] == 1.5, "saved before the next measurement"
     with pytest.raises(KeyboardInterrupt):
         first.add("b", interrupted)
     again = Results(file)
@@ -31,9 +31,17 @@ def test_results_measure_only_missing_keys_after_a_stop(tmp_path: Path) -> None:
     assert Results(file).get("b") == {"rate": 2.5}
 
 
-def test_results_write_each_result_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Results(tmp_path / "results.json").add("laminar seed=0", partial(dict, rate=1.5))
+def test_results_write_to_stderr_what_is_measured_and_what_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, measured = tmp_path / "results.json", partial(dict, rate=1.5)
+    Results(file).add("laminar seed=0", measured)
     assert capsys.readouterr().err == "laminar seed=0: {'rate': 1.5}\n"
+    Results(file).add("laminar seed=0", measured)
+    assert capsys.readouterr().err == "laminar seed=0: measured before\n"
+    monkeypatch.setattr(results, "SIMULATED_CODE", ())
+    Results(file).add("laminar seed=0", measured)
+    assert capsys.readouterr().err.endswith(f"measured before by other code; to measure again, delete {file}\n")
 
 
 def test_code_hash_changes_with_the_code_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
