@@ -37,10 +37,8 @@ class Results:
     def add(self, key: str, measure: Callable[[], Result]) -> None:
         """Save the result of `measure` and print it to stderr; if `key` has a result, keep it and say so."""
         if (saved := self._results.get(key)) is not None:
-            of_other_code = (
-                "" if saved.get(_CODE) == self._code else f" by other code (delete {self._file} to measure again)"
-            )
-            sys.stderr.write(f"{key}: was measured before{of_other_code}\n")
+            again = "" if saved.get(_CODE) == self._code else f" by other code; to measure again, delete {self._file}"
+            sys.stderr.write(f"{key}: measured before{again}\n")
             return
         self._results[key] = measure() | {_CODE: self._code}
         self._file.parent.mkdir(parents=True, exist_ok=True)
