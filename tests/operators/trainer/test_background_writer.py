@@ -14,8 +14,7 @@ from trainer_batches import make_batch, save_tiny_model
 from infra.runners.stopping import STOPPING
 from operators.trainer import rendezvous
 from operators.trainer.background_writer import BackgroundWriter
-from operators.trainer.config import LearnerConfig, LoraConfig
-from operators.trainer.learner import Learner
+from operators.trainer.config import LearnerConfig
 from operators.trainer.rank_training import RankTraining
 from operators.trainer.ranks import Ranks
 from operators.trainer.rendezvous import RankLost, Rendezvous
@@ -82,13 +81,6 @@ def test_weights_that_cannot_be_written_do_not_change(training: RankTraining, mo
     with pytest.raises(OSError, match="no space left"):
         training.train()
     assert all(torch.equal(tensor, before[name]) for name, tensor in training.joint.full.items())
-
-
-def test_merged_weights_are_written_at_once(tmp_path: Path) -> None:
-    """They are computed one at a time: all at once would take the memory of another model."""
-    folder = save_tiny_model(tmp_path / "model")
-    assert Learner(CONFIG.learner, folder).weights().at_hand
-    assert not Learner(LearnerConfig(lora=LoraConfig(rank=2)), folder).weights().at_hand
 
 
 def test_rank_0_waits_for_the_parts_of_all_ranks() -> None:

@@ -12,7 +12,7 @@ from trainer_batches import make_batch
 
 from infra.models.checkpoint_folder import load_model
 from infra.models.weights import load_weights, save_weights, weight_tensors
-from operators.trainer.config import LearnerConfig
+from operators.trainer.config import LearnerConfig, LoraConfig
 from operators.trainer.learner import Learner
 
 Shapes = dict[str, tuple[int, ...]]
@@ -65,3 +65,10 @@ def test_mixture_of_experts_is_trained_published_and_restored(tmp_path: Path, ki
         each.update(make_batch(1))
     found = dict(resumed.weights().items())
     assert all(torch.equal(tensor, found[name]) for name, tensor in learner.weights().items())
+
+
+def test_weights_of_a_plain_model_are_at_hand(tmp_path: Path) -> None:
+    """Merged ones are computed one at a time: all at once would take the memory of another model."""
+    folder = saved(tmp_path / "model", "qwen2")
+    assert Learner(LearnerConfig(), folder).weights().at_hand
+    assert not Learner(LearnerConfig(lora=LoraConfig(rank=2)), folder).weights().at_hand

@@ -78,4 +78,5 @@ def test_kernels_score_tensors_of_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -
         )
         assert logprobs is scored[0]
         assert len(entropies) == expected
+        assert len(token_scores.token_scores(logits, targets, None, with_entropy=with_entropy)[1]) == expected
     assert token_scores.token_scores(logits, targets, None, with_entropy=True)[0] is not scored[0]

@@ -164,6 +164,8 @@ def test_conversations_keep_their_places_in_later_parts() -> None:
     assert batch.context_rewards.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     of_all = join_parts([replace(each, context_rewards=columns.floats([])) for each in (first, second)])
     assert of_all.context_rewards.tolist() == [0.5, 0.5, 0.0, 0.5, 0.5, 0.0]
+    plain = replace(shortest((2, 2)), trajectory_ids=("p2.0", "p2.1"))
+    assert join_parts([plain, second]).context_rewards.tolist() == [0.0, 0.0, 4.0, 5.0, 6.0]
 
 
 def test_batches_are_concatenated() -> None:
