@@ -292,10 +292,12 @@ class LayerStack:
             keys, values = self.slots.layers[layer][:, int(block.row[0]), None, :, : block.start + width]
             attended = self._attend_to(queries, keys, values, what.mask)
         else:
-            attended = heads.new_zeros((contexts, self._m.heads, width, self._m.head_size))
+            parts = []
             for first, last, own in what.parts:
                 padded = functional.pad(heads[first:last, :, :own], (0, 0, 0, -own % WIDTH_UNIT))
-                attended[first:last, :, :own] = self._attend_to(*torch.split(padded, split, 1))[:, :, :own]
+                part = self._attend_to(*torch.split(padded, split, 1))[:, :, :own]
+                parts.append(part if own == width else functional.pad(part, (0, 0, 0, width - own)))
+            attended = parts[0] if len(parts) == 1 else torch.cat(parts)
         return attended.transpose(1, 2).reshape(block.token_ids.size, -1)
 
     def _attend_to(
