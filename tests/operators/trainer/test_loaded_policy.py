@@ -10,7 +10,7 @@ import torch
 from trainer_batches import make_batch, save_experts, save_tiny_model
 
 from operators.trainer.batch import join_parts
-from operators.trainer.config import LearnerConfig
+from operators.trainer.config import AlgorithmConfig, LearnerConfig, ParameterGroup, Precision
 from operators.trainer.context_parallel import ContextGroup
 from operators.trainer.packing import blank_micro_batch, micro_batches, pack, pack_tokens, plan_micro_batches
 from operators.trainer.policy import TOLERANCE, check_packed, check_trainable, load_policy
@@ -46,11 +46,20 @@ def test_model_without_heads_for_a_context_is_refused(folder: Path) -> None:
         check_trainable(folder, LearnerConfig(), 3)
 
 
-def test_packed_logprobs_may_differ_by_a_share_of_the_largest() -> None:
+def test_group_must_match_a_parameter_that_may_exist(folder: Path) -> None:
+    groups = (ParameterGroup(match="value_head"),)
+    with pytest.raises(ValueError, match="match = 'value_head' matches no trained parameter"):
+        check_trainable(folder, LearnerConfig(parameter_groups=groups), 1)
+    check_trainable(folder, LearnerConfig(parameter_groups=groups, algorithm=AlgorithmConfig(name="ppo")), 1)
+
+
+@pytest.mark.parametrize(("precision", "within"), [("float32", 0.005), ("bfloat16", 2.0)])
+def test_packed_logprobs_may_differ_by_a_share_of_the_largest(precision: Precision, within: float) -> None:
     plain = torch.tensor([-1.0, -100.0])
-    check_packed(plain + 0.005, plain, "float32")
-    with pytest.raises(ValueError, match="differ from those of its own forward"):
-        check_packed(plain + 0.02, plain, "float32")
+    check_packed(plain + within, plain, precision)
+    for beyond in (2 * within, torch.tensor([0.0, 2 * within])):
+        with pytest.raises(ValueError, match="differ from those of its own forward"):
+            check_packed(plain + beyond, plain, precision)
     with pytest.raises(ValueError, match="by nan of the largest"):
         check_packed(plain * torch.nan, plain, "float32")
     assert TOLERANCE["float32"] * 100 == pytest.approx(0.01)
