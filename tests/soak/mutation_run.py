@@ -82,15 +82,8 @@ TESTS = (
     *("losses", "advantages", "algorithms", "losses_against_verl", "optimizer", "trainer_packing", "training_batch"),
     *("update_against_oracle", "learner", "temperature", "lora", "bfloat16", "model_families", "trainer_checkpoint"),
     *("mismatch", "nonfinite_gradients", "presets", "context_parallel", "published_names", "learner_contract", "ranks"),
-    *(
-        "token_scores",
-        "learner_state",
-        "update_metrics",
-        "loaded_policy",
-        "device_turns",
-        "fused_layers",
-        "global_batch_metadata",
-    ),
+    *("token_scores", "learner_state", "update_metrics", "loaded_policy", "device_turns", "fused_layers"),
+    "global_batch_metadata",
 )
 TOGETHER = {
     "test_update_against_oracle.py": "of_two_ranks",
