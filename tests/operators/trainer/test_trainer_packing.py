@@ -65,6 +65,20 @@ def test_packed_logprobs_match_single_sequences(tmp_path: Path) -> None:
     assert part.segments.tolist() == segments
 
 
+def test_attention_takes_keywords_that_request_nothing() -> None:
+    tensors = torch.randn(3, 1, 2, 5, 4)
+
+    def attend(**keywords: Any) -> torch.Tensor:
+        packed = lay_out(np.array([3, 2]), CPU)
+        return packed_attention.packed_attention(torch.nn.Module(), *tensors, None, packed=packed, **keywords)[0]
+
+    neutral = {"is_causal": True, "dropout": 0.0, "position_ids": torch.arange(5), "output_attentions": False}
+    assert torch.equal(attend(**neutral), attend())
+    for name, value in (("is_causal", False), ("dropout", 0.1), ("output_attentions", True)):
+        with pytest.raises(ValueError, match=rf"passes {name} \({value}\) to attention"):
+            attend(**{name: value})
+
+
 @pytest.mark.parametrize(
     ("lengths", "blocks"),
     [
@@ -72,15 +86,19 @@ def test_packed_logprobs_match_single_sequences(tmp_path: Path) -> None:
         ([5, 5, 5], ((3, 5),)),
         ([50, 40, 100, 98], ((2, 100), (2, 50))),
         ([300, 20, 280, 299, 30], ((2, 300), (1, 280), (2, 30))),
+        ([100, 10], ((1, 100), (1, 10))),
+        ([10, 100], ((1, 100), (1, 10))),
     ],
 )
 def test_layout_groups_sequences_of_similar_length(lengths: list[int], blocks: tuple[tuple[int, int], ...]) -> None:
     layout = lay_out(np.array(lengths), CPU)
     assert layout.blocks == blocks
+    places = sum(rows * width for rows, width in blocks)
+    stay = places == sum(lengths) and lengths == sorted(lengths, reverse=True)
+    assert (layout.to_blocks is None, layout.from_blocks is None) == (stay, stay)
     if layout.to_blocks is None or layout.from_blocks is None:
-        assert len(set(lengths)) == 1
         return
-    assert len(layout.to_blocks) == sum(rows * width for rows, width in blocks)
+    assert len(layout.to_blocks) == places
     assert layout.to_blocks[layout.from_blocks].tolist() == list(range(sum(lengths)))
 
 
