@@ -17,6 +17,7 @@ from two_ranks import BATCHES, TIMEOUT_S, parts, read, train, train_ranks
 
 from operators.trainer.config import AlgorithmName, LearnerConfig
 from operators.trainer.learner import Learner
+from operators.trainer.ranks import Ranks
 
 GRPO = {"name": "grpo", "correction_cap": 5.0}
 SMALL = {
@@ -166,3 +167,12 @@ def test_ranks_publish_experts_under_the_names_of_a_checkpoint(folder: Path) -> 
 
 def flat(tensors: dict[str, torch.Tensor], prefix: str) -> torch.Tensor:
     return torch.cat([tensor.flatten() for name, tensor in sorted(tensors.items()) if name.startswith(prefix)])
+
+
+def test_ranks_know_their_copy_and_their_sequences() -> None:
+    """Four ranks: two copies of the model, and two groups with different sequences."""
+    ranks = [Ranks(rank, 4, shards=2, context=2) for rank in range(4)]
+    assert [each.of_first_copy for each in ranks] == [True, True, False, False]
+    assert [each.of_data() for each in ranks] == [Ranks(rank, 2, stride=2) for rank in (0, 0, 1, 1)]
+    assert Ranks(3, 4).of_first_copy
+    assert Ranks(3, 4).of_data() == Ranks(3, 4)
