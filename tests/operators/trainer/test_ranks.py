@@ -176,3 +176,10 @@ def test_ranks_know_their_copy_and_their_sequences() -> None:
     assert [each.of_data() for each in ranks] == [Ranks(rank, 2, stride=2) for rank in (0, 0, 1, 1)]
     assert Ranks(3, 4).of_first_copy
     assert Ranks(3, 4).of_data() == Ranks(3, 4)
+
+
+def test_numbers_of_ranks_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Ranks().total([1.0, 2.0]) == [1.0, 2.0]
+    monkeypatch.setattr(Ranks, "gather", lambda self, values: [values, 10 * values])
+    assert Ranks(1, 2).total([1.0, 2.0]) == [11.0, 22.0]
+    assert (Ranks(1, 2).maximum(3.0), Ranks().maximum(3.0)) == (30.0, 3.0)
