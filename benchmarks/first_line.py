@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.compare_commits import cpu_s
 from benchmarks.emulated_runs import emulated_run
 from infra.kafka.topic_reader import last_records
 from pipelines.present.report.machine import describe_machine
@@ -82,10 +82,10 @@ def measure(commands: Mapping[str, Sequence[str]], rounds: int) -> dict[str, lis
     took: dict[str, list[tuple[float, float]]] = {label: [] for label in commands}
     for number in range(rounds + 1):
         for label, command in commands.items():
-            before = cpu_of_children()
+            before = cpu_s()
             seconds = first_line(command)
             if number:
-                took[label].append((seconds, cpu_of_children() - before))
+                took[label].append((seconds, cpu_s() - before))
     return took
 
 
@@ -100,12 +100,6 @@ def first_line(command: Sequence[str]) -> float:
     if not line or process.returncode:
         raise RuntimeError(f"{command[3:]} exited with {process.returncode}: {errors.decode()[-500:]}")
     return seconds
-
-
-def cpu_of_children() -> float:
-    """CPU seconds of all child processes that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def show(took: Mapping[str, Sequence[tuple[float, float]]], console: Console) -> None:

@@ -31,14 +31,11 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class MemoryTimes:
-    """Seconds of each repetition. `pages`: allocate memory for the first version. `behind`: the publisher's thread
-    hashes, seals, evicts, and allocates memory for the next version."""
+    """Seconds of each repetition."""
 
     copy: list[float]
     publish: list[float]
     pull: list[float]
-    behind: list[float]
-    pages: float
 
     def ratio(self, ours: list[float]) -> float:
         """The median over repetitions of the ratio to the copy."""
@@ -50,19 +47,17 @@ def measure_memory(megabytes: float, repetitions: int) -> MemoryTimes:
     weights = _tensors(int(megabytes * 1_000_000))
     copies = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     manifests: list[WeightVersion] = []
-    copy, stall, pull, behind = [], [], [], []
+    copy, stall, pull = [], [], []
     with temporary_store(default_root("benchmark"), keep=1) as store:
-        started = time.perf_counter()
         publisher = Publisher(store, manifests.append, tensor_specs(weights), copy=copy_tensor)
         publisher.flush()
-        pages = time.perf_counter() - started
         for number in range(1, repetitions + 1):
             copy.append(_timed(lambda: _copy(weights, copies)))
             stall.append(_timed(partial(publish, publisher, weights, PolicyVersion(1, number))))
-            behind.append(_timed(publisher.flush))
+            publisher.flush()
             pull.append(_timed(lambda: _pull(store, manifests[-1], copies)))
         publisher.close()
-    return MemoryTimes(copy, stall, pull, behind, pages)
+    return MemoryTimes(copy, stall, pull)
 
 
 def _tensors(size: int) -> Tensors:

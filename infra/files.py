@@ -161,3 +161,20 @@ def sha256_of(file: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `path` at the end of the `with` block, and is removed after an error.
+
+    Raises FileExistsError if `path` exists and is not an empty folder.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise FileExistsError(f"{path} exists already: choose another folder, or remove it")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    unfinished.mkdir(parents=True)
+    try:
+        yield unfinished
+        unfinished.replace(path)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)

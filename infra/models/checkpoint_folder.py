@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
+from infra.files import new_folder
 from infra.models.device_copies import host_parts
 from infra.models.dtypes import tensor_specs
 from infra.store.layout import Layout
@@ -102,23 +101,6 @@ def save_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path
         tokenizer.save_pretrained(folder)
 
 
-@contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """The name of a folder to make, which becomes `path` at the end of the `with` block and is removed after an error.
-
-    Raises FileExistsError if `path` exists and is not an empty folder.
-    """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise FileExistsError(f"{path} already exists: choose another folder or remove it")
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        yield unfinished
-        unfinished.replace(path)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
 def require_weights(path: Path) -> None:
     """Raise FileNotFoundError unless folder `path` has a config and weights."""
     _require_file(path, "config.json", ("config.json",))
@@ -150,7 +132,6 @@ def write_model(
     Raises FileExistsError if `path` exists and is not an empty folder, OSError if it cannot be written.
     """
     with new_folder(path) as folder:
-        folder.mkdir()
         config = type(model.config).from_dict(model.config.to_dict())
         config.architectures = [type(model).__name__]
         config.save_pretrained(folder)

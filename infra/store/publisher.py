@@ -149,7 +149,7 @@ class Publisher:
         self._unannounced |= {batch: batch not in untrained for batch in batches}
         if self._pending is not None and not self._pending.done() and not (wait_for_previous or final):
             return False
-        self._finish_pending(None)
+        self.flush()
         if self._sealed is not None and version <= self._sealed.version:
             if version < self._sealed.version or version == self.published:
                 raise ValueError(
@@ -191,7 +191,7 @@ class Publisher:
         Returns whether that was necessary. Raises StoreError: no memory, another writer, or the tensors do not match
         `manifest`.
         """
-        self._finish_pending(None)
+        self.flush()
         newest = self._store.newest()
         if newest is not None and newest >= manifest.version:
             return False
@@ -203,17 +203,6 @@ class Publisher:
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until no version is pending. Raises PublishFailed, or TimeoutError after `timeout_s` seconds."""
-        self._finish_pending(timeout_s)
-
-    def close(self, timeout_s: float | None = None) -> None:
-        """Flush and stop the thread; the store stays open. Raises as `flush`; a second call does nothing."""
-        try:
-            self._finish_pending(timeout_s)
-        finally:
-            self._executor.shutdown(wait=False)
-
-    def _finish_pending(self, timeout_s: float | None) -> None:
-        """Wait for the pending version and record its result."""
         if not self._executor.wait(self._prepared, timeout_s):
             raise TimeoutError(f"the memory for the first version was not ready after {timeout_s} s")
         if self._pending is None:
@@ -227,6 +216,13 @@ class Publisher:
         self.published = manifest.version
         for batch in manifest.batches:
             self._unannounced.pop(batch, None)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Flush and stop the thread; the store stays open. Raises as `flush`; a second call does nothing."""
+        try:
+            self.flush(timeout_s)
+        finally:
+            self._executor.shutdown(wait=False)
 
     def _check(self, tensors: Tensors | TensorWriter) -> None:
         if tensors.keys() != self._layout.names:

@@ -24,7 +24,7 @@ from operators.prompts.refused_rows import estimate_refused, refusal_kind
 from operators.prompts.rendering import Tokenizer, render
 from operators.prompts.sources import PromptSource, open_tasks
 from operators.prompts.synthetic import SyntheticTokenizer
-from schemas.metric_labels import EXHAUSTED, labelled
+from schemas.metric_labels import EXHAUSTED, REFUSED, labelled
 from schemas.records import DeadLetter, LevelReply, LevelRequest, Metric
 from schemas.topics import CURRICULUM, DEAD_LETTERS, LEVEL_REPLY, METRICS, PROMPTS, group_name
 
@@ -32,9 +32,6 @@ POLL_EVERY_S = 0.5
 """Period of reading how far placement has read the prompts."""
 MOST_AT_ONCE = 1024
 """Prompts of one transaction, at most."""
-
-_REFUSED = "refused/"
-"""The counter of refused rows of a kind."""
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +139,7 @@ class PromptFold(ShardFold):
         # All levels of a table have the same bad rows.
         self._bad_rows = [(task, row) for task in tasks for row in task.source.bad_rows] if fresh else []
         refused = state.get("refused", {})
-        self._refused = StepCounters(step.shard.group, {_REFUSED + kind: count for kind, count in refused.items()})
+        self._refused = StepCounters(step.shard.group, {REFUSED + kind: count for kind, count in refused.items()})
         self._published: tuple[int, int, bool] | None = None
         self._exhausted = False
         self._next_poll_at = clock()
@@ -183,7 +180,7 @@ class PromptFold(ShardFold):
         self._published = counts
         refused = Counter(self._refused.totals)
         for task in self._tasks:
-            refused.update({_REFUSED + kind: count for kind, count in task.source.refused_rows.items()})
+            refused.update({REFUSED + kind: count for kind, count in task.source.refused_rows.items()})
         values = {"prompts": float(self._number), "rows": float(sum(task.source.row_count for task in self._tasks))}
         values |= {name: float(count) for name, count in refused.items() if count}
         if self._exhausted:
@@ -196,7 +193,7 @@ class PromptFold(ShardFold):
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         tasks = [[task.cursors[:], task.level, task.refused] for task in self._tasks]
-        refused = {name.removeprefix(_REFUSED): count for name, count in self._refused.totals.items()}
+        refused = {name.removeprefix(REFUSED): count for name, count in self._refused.totals.items()}
         return Checkpoint(positions, state={"number": self._number, "tasks": tasks, "refused": refused})
 
     def close(self) -> None:
@@ -222,7 +219,7 @@ class PromptFold(ShardFold):
             with phase("draw questions"):
                 question = task.source[cursor]
         except UnusableRow as error:
-            self._refused.add(_REFUSED + error.kind)
+            self._refused.add(REFUSED + error.kind)
             task.refused += 1
             return [self._dead_letter(task, str(error), cursor, b"")]
         try:
@@ -231,7 +228,7 @@ class PromptFold(ShardFold):
                     question, self._number, task.config, task.tokenizer, step.context, plain_agents=step.plain_agents
                 )
         except ValueError as error:
-            self._refused.add(_REFUSED + refusal_kind(error))
+            self._refused.add(REFUSED + refusal_kind(error))
             task.refused += 1
             return [self._dead_letter(task, str(error), cursor, question.text.encode())]
         self._number += 1

@@ -76,7 +76,7 @@ class EmulatedEngine:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises ValueError as every engine does."""
-        self._advance_to_now()
+        self.advance()
         name, carried = request.trajectory_id, self._scheduler.rows.provided_kv_tokens(request)
         if name in self._arrivals or any(name == done.trajectory_id for done in self._finished):
             raise ValueError(f"trajectory {name!r} is already in the engine")
@@ -92,7 +92,7 @@ class EmulatedEngine:
     def step(self) -> Sequence[Completion]:
         """The requests that have finished by now."""
         if self.due() <= 0 or self._clock() - self._advanced_at >= self._status_refresh_s:
-            self._advance_to_now()
+            self.advance()
         done, self._finished = self._finished, []
         return done
 
@@ -108,7 +108,7 @@ class EmulatedEngine:
     def release(self, trajectory_ids: Collection[str], *, with_kv: bool = False) -> dict[str, PartialResponse]:
         """Stop these requests and return their partial responses, with KV that has no bytes; unknown ids are left
         out."""
-        self._advance_to_now()
+        self.advance()
         rows = self._scheduler.running_rows(trajectory_ids) if with_kv else {}
         kv = {name: KV(int(self._scheduler.rows.length[row]) - 1, memoryview(b"")) for name, row in rows.items()}
         released, _ = self._scheduler.release(trajectory_ids)
@@ -121,7 +121,7 @@ class EmulatedEngine:
 
     def generated(self, since: Mapping[str, int]) -> dict[str, PartialResponse]:
         """The tokens of these requests from position `since[id]` on; unknown and finished ids are left out."""
-        self._advance_to_now()
+        self.advance()
         return self._scheduler.generated(since) | self._arrivals.generated(since)
 
     def status(self) -> EngineStatus:
@@ -135,7 +135,7 @@ class EmulatedEngine:
     def _now(self) -> float:
         return self._clock() * self._scale
 
-    def _advance_to_now(self) -> None:
+    def advance(self) -> None:
         """Simulate all rounds up to now."""
         self._advanced_at = self._clock()
         now = self._advanced_at * self._scale

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 STUCK_EXIT_CODE = 70
 """The exit code of a process whose step timed out: EX_SOFTWARE of sysexits.h."""
-_NO_LOAD = EngineStatus(0, 0, 0, 0, 0, 0)
+NO_LOAD = EngineStatus(0, 0, 0, 0, 0, 0)
 
 
 class Heartbeats(HeartbeatThread):
@@ -154,7 +154,7 @@ class Heartbeats(HeartbeatThread):
         state: ReplicaState = "stopped" if self._stopped else "starting"
         return [
             replica_status(
-                *(index, self._process, self._incarnation, state, None, _NO_LOAD, 0.0, self._run),
+                *(index, self._process, self._incarnation, state, None, NO_LOAD, 0.0, self._run),
                 first_incarnation=self._first_incarnation,
             )
             for index in self._hosted

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
+from infra.files import new_folder
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
 from infra.storage import RangeReader, StorageFolder
@@ -31,7 +32,7 @@ from infra.transport.handshake import token_problem
 from operators.relay.config import RelayConfig
 from pipelines.config import Config
 from pipelines.present.output import Row
-from pipelines.run.weight_copies import COPIED, new_folder
+from pipelines.run.weight_copies import COPIED
 from schemas.records import PolicyVersion, RelayChain, TensorSpec, WeightVersion
 
 TensorsByName = Mapping[str, tuple[TensorSpec, np.ndarray]]

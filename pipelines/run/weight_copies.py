@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from infra.files import new_folder
 from pipelines.config import Config
 from pipelines.inspect.weight_places import WeightPlace
 
@@ -78,20 +77,3 @@ def pull_adapters(places: Sequence[WeightPlace], config: Config, model: Path, fo
     ):
         write_adapters(local, lora, model, unfinished, version)
     return str(checkpoint)
-
-
-@contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder that becomes `folder` at the end of this context, and is removed after an error.
-
-    Raises FileExistsError if `folder` exists.
-    """
-    if folder.exists():
-        raise FileExistsError(f"{folder} exists already: choose another folder, or remove it")
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    unfinished.mkdir(parents=True)
-    try:
-        yield unfinished
-        unfinished.replace(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)

@@ -21,10 +21,9 @@ from operators.prompts.draw_prompts import DrawPrompts
 from operators.relay.relay import RelayStep
 from operators.rollout.backend import EmulatedSpec
 from operators.rollout.emulated_backend import EmulatedBackend
-from operators.rollout.engine import EngineStatus
 from operators.rollout.episodes import EpisodeEngine
 from operators.rollout.generate_trajectories import GenerateTrajectories, RolloutFold
-from operators.rollout.heartbeats import replica_status
+from operators.rollout.heartbeats import NO_LOAD, replica_status
 from operators.rollout.replica import Replica
 from operators.score.score_trajectories import ScoreTrajectories
 from operators.trainer.emulate_training import EmulateTraining
@@ -138,9 +137,6 @@ class _Backlog:
         """Nothing to do."""
 
 
-_NO_LOAD = EngineStatus(0, 0, 0, 0, 0, 0)
-
-
 class SimulatedHeartbeats:
     """Publishes the status of the replicas of `rollout` every `heartbeat_s` seconds, and at once after `send_now`."""
 
@@ -192,7 +188,7 @@ class SimulatedHeartbeats:
             )
             for each in self._replicas
         ] or [
-            replica_status(index, process, self._incarnation, "starting", None, _NO_LOAD, 0.0, run)
+            replica_status(index, process, self._incarnation, "starting", None, NO_LOAD, 0.0, run)
             for index in self._rollout.config.hosted(process)
         ]
         host, now, first = self._host.name, self._host.unix_ms(), self._first_incarnation

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from infra.counted import counted
-from schemas.metric_labels import FIRST_ERROR, TASK, TEXT, split_labels, values_by_task
+from schemas.metric_labels import FIRST_ERROR, REFUSED, TASK, TEXT, split_labels, values_by_task
 
 _TEXTS = {"reward_errors": "rewards", "episode_errors": "episodes", "generation_errors": "generation"}
 
@@ -86,10 +86,6 @@ def score_errors_text(score: Mapping[str, float]) -> str:
     """Return `errors_text` and `which_errors` of the values of the metric `score`; empty without errors."""
     parts = (errors_text(error_counts(score)), which_errors(errors_by_task(score)))
     return ", ".join(part for part in parts if part)
-
-
-REFUSED = "refused/"
-"""Prefix in the metric `prompts`, of the kinds of refused rows."""
 
 
 def refused_rows(prompts: Mapping[str, float]) -> dict[str, int]:

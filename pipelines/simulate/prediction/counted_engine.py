@@ -40,10 +40,6 @@ class CountedEngine(EmulatedEngine):
     def step(self) -> Sequence[Completion]:
         return [replace(done, text="") for done in super().step()]  # else the replica would decode the tokens
 
-    def advance(self) -> None:
-        """Advance the status to now."""
-        self._advance_to_now()
-
 
 class CountedKVTransfers:
     """The KV of handed-over trajectories without bytes: the engine of the next owner emulates the transfer."""

@@ -54,7 +54,7 @@ def test_save_folder_and_load_return_the_same_model(tmp_path: Path) -> None:
 def test_save_folder_raises_for_an_existing_folder(tmp_path: Path) -> None:
     save_folder(tiny(0), tokenizer(), tmp_path / "m")
     before = (tmp_path / "m" / "model.safetensors").read_bytes()
-    with pytest.raises(FileExistsError, match="already exists"):
+    with pytest.raises(FileExistsError, match="exists already"):
         save_folder(tiny(1), tokenizer(), tmp_path / "m")
     assert (tmp_path / "m" / "model.safetensors").read_bytes() == before
 
