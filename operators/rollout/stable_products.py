@@ -7,17 +7,19 @@ on the processor of this process; what was found where is in docs/decisions/engi
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch.nn import functional
 
+from operators.rollout.kv_slots import CONTEXT_UNIT
 from operators.rollout.step_plan import Prefill
 
 LEAST_ROWS = 4
 """Products of fewer rows sum in another order on every processor that was tried."""
 MOST_ROWS = 16
-WIDTH_UNIT = 16
+WIDTH_UNIT = CONTEXT_UNIT
 """Attention is over multiples of so many positions."""
 MOST_WIDTH = 256
 SUM_BLOCK = 256
@@ -74,8 +76,8 @@ def attention_parts(block: Prefill, device: torch.device) -> list[tuple[int, int
     lengths = np.zeros(contexts, np.int64)
     np.maximum.at(lengths, block.source // width, block.source % width + 1)
     widths = np.minimum(-(-np.maximum(lengths, JOINT_WIDTH) // WIDTH_UNIT) * WIDTH_UNIT, width)
-    first = [0, *(np.flatnonzero(np.diff(widths)) + 1).tolist()]
-    return [(a, b, int(widths[a])) for a, b in zip(first, [*first[1:], contexts], strict=True)]
+    bounds = [0, *(np.flatnonzero(np.diff(widths)) + 1).tolist(), contexts]
+    return [(first, last, int(widths[first])) for first, last in pairwise(bounds)]
 
 
 def _draws(dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[torch.Tensor]:

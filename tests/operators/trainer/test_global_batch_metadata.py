@@ -1,4 +1,4 @@
-"""What every rank knows of the whole batch."""
+"""Each rank gathers the metadata of the global batch."""
 
 from __future__ import annotations
 
