@@ -7,6 +7,9 @@
 - It formats a socket twice for each wait (in an exception of its selector): four system calls, for each of which Python
   releases the interpreter lock.
 - It waits without limit for the response to a TLS handshake, and does not close the socket of a failed handshake.
+- It makes the class of each version of a response on first use, and its table of responses then has a weak reference to
+  that class. Two threads may make the same class at once, and keep the one to which the table does not refer. No client
+  of the process can read such a response any more (ReferenceError), and all connections hang until they time out.
 """
 
 from __future__ import annotations
@@ -34,23 +37,26 @@ class UnsupportedClient(RuntimeError):
 
 
 def patch_clients() -> None:
-    """Replace four methods. Idempotent. Reads of encrypted connections are not changed. Raises UnsupportedClient."""
+    """Replace five methods. Idempotent. Reads of encrypted connections are not changed. Raises UnsupportedClient."""
     import kafka  # imported on first use: describing a client does not need it
 
     _check_version(kafka.__version__)
     from kafka.net.inet import KafkaNetSocket
     from kafka.net.selector import NetworkSelector
     from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
+    from kafka.protocol.api_header import ResponseClassRegistry
 
     _check_names(KafkaTCPTransport, "_sock_recv")
     _check_names(KafkaSSLTransport, "handshake")
     _check_names(KafkaNetSocket, "connect", "sock_connect", "socket")
     _check_names(NetworkSelector, "close", "stop")
+    _check_names(ResponseClassRegistry, "register_response_class", "_response_class_registry")
     KafkaTCPTransport._sock_recv = _sock_recv
     KafkaSSLTransport.handshake = _handshake
     KafkaNetSocket.connect = _connect
     if NetworkSelector.close.__module__ != __name__:
         NetworkSelector.close = _close_with_sockets(NetworkSelector.close)
+    ResponseClassRegistry.register_response_class = classmethod(_register_response_class)
 
 
 def _check_version(version: str) -> None:
@@ -96,6 +102,12 @@ def _close_with_sockets(close: Callable[[Any], None]) -> Callable[[Any], None]:
             sock.close()
 
     return close_all
+
+
+def _register_response_class(registry: Any, response_class: Any) -> None:
+    """Register a class of responses, and not that of one of its versions, which it has itself."""
+    if getattr(response_class, "_class_version", None) is None:
+        registry._response_class_registry[response_class.API_KEY] = response_class
 
 
 class _Socket(socket.socket):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import pkgutil
 import socket
 import time
@@ -16,6 +17,8 @@ from kafka.cluster import ClusterMetadata
 from kafka.errors import KafkaConnectionError
 from kafka.net.inet import KafkaNetSocket
 from kafka.net.transport import KafkaTCPTransport
+from kafka.protocol.api_header import ResponseClassRegistry
+from kafka.protocol.metadata import MetadataResponse
 
 from infra.kafka.client_patches import (
     END_VERSION,
@@ -130,3 +133,16 @@ def test_connected_socket_is_formatted_without_system_calls(monkeypatch: pytest.
     with asyncio.run(KafkaNetSocket().connect(None, address)) as sock:
         monkeypatch.setattr(socket.socket, "getsockname", Mock(side_effect=AssertionError), raising=False)
         assert repr(sock) == f"<socket {sock.fileno()}>"
+
+
+def test_response_whose_class_two_threads_made_is_read() -> None:
+    """The second class is registered last, and the first is kept."""
+    patch_clients()
+    version, versions = MetadataResponse.max_version, MetadataResponse._VERSIONS
+    kept = MetadataResponse[version]
+    del versions[version]
+    assert MetadataResponse[version] is not kept
+    versions[version] = kept
+    gc.collect()
+    header = SimpleNamespace(request_api_key=MetadataResponse.API_KEY, request_api_version=version)
+    assert ResponseClassRegistry.get_response_class(header) is kept
