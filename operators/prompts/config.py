@@ -39,8 +39,8 @@ class TaskConfig(CheckedSettings):
     tokens, for emulated runs)."""
 
     task: str = ""
-    """reasoning-gym's task; for files the task of rows that do not name one (default: the file's name without its
-    ending, or the folder's name)."""
+    """reasoning-gym's task, to be named in a section `[prompts]` without another `source`; for files the task of rows
+    that do not name one (default: the file's name without its ending, or the folder's name)."""
     task_args: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of reasoning-gym's task, except seed and size."""
     size: PositiveInt | None = None

@@ -202,7 +202,8 @@ def test_actuator_of_the_document_scales(
     actuator = Command("first", programs.autoscaling.command)
     decision = ScalingDecision(7, "queue", 2, 2, 5, "2.00 requests a slot", False, 0)
     actuator.apply(decision, ("h1", "h2"), 30)
-    assert (folder / "asked").read_text() == "--context my-first scale statefulset rollout --replicas 5\n"
+    asked = "--namespace laminar scale statefulset laminar-first-rollout --replicas 5\n"
+    assert (folder / "asked").read_text() == asked
     kubectl.write_text("#!/bin/sh\nexit 3\n")
     with pytest.raises(ActuatorFailed, match="exited with code 3"):
         actuator.apply(decision, ("h1", "h2"), 30)
