@@ -10,6 +10,8 @@
 - It makes the class of each version of a response on first use, and its table of responses then has a weak reference to
   that class. Two threads may make the same class at once, and keep the one to which the table does not refer. No client
   of the process can read such a response any more (ReferenceError), and all connections hang until they time out.
+- It makes the decoder of a version on first use, too, and changes a field of the response's description
+  meanwhile. A second thread that changes it back may leave the first with a decoder that always fails (TypeError).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import re
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -37,7 +40,7 @@ class UnsupportedClient(RuntimeError):
 
 
 def patch_clients() -> None:
-    """Replace five methods. Idempotent. Reads of encrypted connections are not changed. Raises UnsupportedClient."""
+    """Replace six methods. Idempotent. Reads of encrypted connections are not changed. Raises UnsupportedClient."""
     import kafka  # imported on first use: describing a client does not need it
 
     _check_version(kafka.__version__)
@@ -45,18 +48,22 @@ def patch_clients() -> None:
     from kafka.net.selector import NetworkSelector
     from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
     from kafka.protocol.api_header import ResponseClassRegistry
+    from kafka.protocol.schemas import StructField
 
     _check_names(KafkaTCPTransport, "_sock_recv")
     _check_names(KafkaSSLTransport, "handshake")
     _check_names(KafkaNetSocket, "connect", "sock_connect", "socket")
     _check_names(NetworkSelector, "close", "stop")
     _check_names(ResponseClassRegistry, "register_response_class", "_response_class_registry")
+    _check_names(StructField, "compiled_decode_from")
     KafkaTCPTransport._sock_recv = _sock_recv
     KafkaSSLTransport.handshake = _handshake
     KafkaNetSocket.connect = _connect
     if NetworkSelector.close.__module__ != __name__:
         NetworkSelector.close = _close_with_sockets(NetworkSelector.close)
     ResponseClassRegistry.register_response_class = classmethod(_register_response_class)
+    if StructField.compiled_decode_from.__module__ != __name__:
+        StructField.compiled_decode_from = _compile_one_at_a_time(StructField.compiled_decode_from)
 
 
 def _check_version(version: str) -> None:
@@ -108,6 +115,20 @@ def _register_response_class(registry: Any, response_class: Any) -> None:
     """Register a class of responses, and not that of one of its versions, which it has itself."""
     if getattr(response_class, "_class_version", None) is None:
         registry._response_class_registry[response_class.API_KEY] = response_class
+
+
+def _compile_one_at_a_time(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """The decoder of a version, by `compiled`, which only one thread at a time may make."""
+    lock = threading.RLock()
+
+    def decoder(struct: Any, version: int, compact: bool = False, tagged: bool = False, data_class: Any = None) -> Any:
+        known = struct._compiled_encoders.get(("decode", version, compact, tagged, data_class))
+        if known is not None:
+            return known
+        with lock:
+            return compiled(struct, version, compact=compact, tagged=tagged, data_class=data_class)
+
+    return decoder
 
 
 class _Socket(socket.socket):

@@ -6,10 +6,14 @@ import asyncio
 import gc
 import pkgutil
 import socket
+import threading
 import time
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -146,3 +150,27 @@ def test_response_whose_class_two_threads_made_is_read() -> None:
     gc.collect()
     header = SimpleNamespace(request_api_key=MetadataResponse.API_KEY, request_api_version=version)
     assert ResponseClassRegistry.get_response_class(header) is kept
+
+
+def test_decoders_are_made_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    patch_clients()
+    version, struct = MetadataResponse.max_version, MetadataResponse._struct
+    monkeypatch.setattr(struct, "_compiled_encoders", {})
+    emit, begun, together, inside = struct.emit_decode_from, threading.Event(), threading.Event(), []
+
+    def emit_slowly(*arguments: Any, **options: Any) -> None:
+        inside.append(None)
+        if len(inside) > 1:
+            together.set()
+        begun.set()
+        together.wait(0.2)
+        emit(*arguments, **options)
+        inside.pop()
+
+    monkeypatch.setattr(struct, "emit_decode_from", emit_slowly)
+    make = partial(struct.compiled_decode_from, version, compact=True, tagged=True, data_class=MetadataResponse)
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(make)
+        begun.wait()
+        assert threads.submit(make).result() is first.result() is make()
+    assert not together.is_set()
