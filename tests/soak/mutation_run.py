@@ -5,10 +5,10 @@
 
 Tests are collected once, in a copy of the repository; each mutant is tested in a fork of that process, by the tests
 that run its line: first those with the most kills per CPU second in the same module, kills of near lines above all,
-then the cheapest. It survives if none fails within about `--budget` CPU seconds; a larger budget tests it again.
-Survivors whose line runs at the module's import, and mutants whose code cannot be swapped, are tested again in a new
-interpreter, which imports the mutant. Processes that tests start read the mutant from the copy. A test that takes
-longer than max(60 s, 8 x its time without a mutant) has failed: `time-out: TEST`. Results are kept in
+then the cheapest. It survives if none fails within about `--budget` CPU seconds; a larger budget tests it again,
+unless it is explained. Survivors whose line runs at the module's import, and mutants whose code cannot be swapped, are
+tested again in a new interpreter, which imports the mutant. Processes that tests start read the mutant from the copy.
+A test that takes longer than max(60 s, 8 x its time without a mutant) has failed: `time-out: TEST`. Results are kept in
 `mutation_results.json`, one line a mutant; run again, it continues with the missing mutants. A mutant is identified by
 the functions that it changes, before and after, so mutants of a changed function are tested again. After other changes,
 `--confirm` tests results of other tests and sources again: a killed mutant first by the test that failed.
@@ -160,7 +160,7 @@ def try_mutants(tree: Path, options: argparse.Namespace, tests: ForkedTests) -> 
         covers = measure(tests, trainer, tree.parents[1] / "coverage.json", digest(sources))
     if covers is None:
         return 1
-    results = read_results(RESULTS)
+    results, known_survivors = read_results(RESULTS), json.loads(SURVIVORS.read_text())
     names = {member: name for name, members in tests.members.items() for member in members}
     for module in options.only:
         all_mutants = mutants_of(module, (trainer / f"{module}.py").read_text())
@@ -170,7 +170,7 @@ def try_mutants(tree: Path, options: argparse.Namespace, tests: ForkedTests) -> 
             if int(key, 16) % options.jobs != options.worker:
                 continue
             before = results.get(key)
-            if is_due(before, tested, options):
+            if is_due(before, tested, options, known_survivors):
                 began = time.monotonic()
                 killers = {each: killer_of(results[each]) for each in all_mutants.keys() & results.keys()}
                 kills = kills_near(mutant, {all_mutants[each]: names.get(at, at) for each, at in killers.items()})
@@ -218,11 +218,14 @@ def direct(options: argparse.Namespace, arguments: list[str]) -> int:
     return report({key: results[key] for key in wanted & results.keys()}) or int(any(codes))
 
 
-def is_due(before: dict[str, str] | None, tested: str, options: argparse.Namespace) -> bool:
-    """Whether a mutant that had the result `before` is tested: it had none, or `--confirm` or a larger budget asks."""
+def is_due(
+    before: dict[str, str] | None, tested: str, options: argparse.Namespace, known: Sequence[dict[str, str]]
+) -> bool:
+    """Whether a mutant that had the result `before` is tested: it had none, or `--confirm` asks, or a larger budget,
+    unless `known` explains it."""
     if before is None or (options.confirm and before["tested"] != tested):
         return True
-    return before["failed"] == "-" and float(before["budget"]) < options.budget
+    return before["failed"] == "-" and float(before["budget"]) < options.budget and not explanation(before, known)
 
 
 def kills_near(mutant: Mutant, killers: Mapping[Mutant, str]) -> Counter[str]:
@@ -349,7 +352,8 @@ def measure(tests: ForkedTests, trainer: Path, file: Path, sources: str) -> dict
 
 
 def candidates(mutant: Mutant, module: str, covers: dict[str, Cover], kills: Counter[str]) -> list[str]:
-    """The tests that run the mutant in any process, by kills per CPU second, then cheapest first.
+    """The tests that run the mutant in any process, by kills per CPU second, then cheapest first. Each test counts one
+    kill more than it has, so that a cheap one without any comes before an expensive one with many.
 
     A mutant of an import runs in each that runs a line of the module; those of its own file may only read its values.
     """
@@ -362,7 +366,7 @@ def candidates(mutant: Mutant, module: str, covers: dict[str, Cover], kills: Cou
         else:
             runs = bool(lines) or f"/test_{module}.py::" in name
         if runs:
-            chosen.append((-kills[name] / max(cover.cpu_s, 0.01), cover.cpu_s, name))
+            chosen.append((-(kills[name] + 1) / max(cover.cpu_s, 0.01), cover.cpu_s, name))
     return [name for *_, name in sorted(chosen)]
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -138,18 +139,26 @@ def test_tests_that_killed_near_mutants_come_first() -> None:
     assert candidates(mutant, "losses", covers, kills) == ["near", "often", "cheap"]
 
 
+def test_cheap_test_comes_before_an_expensive_one_with_many_kills() -> None:
+    mutant = Mutant("a", "a", (1, 1), True)
+    covers = {name: Cover(cpu_s, 0.0, {"losses": [1]}) for name, cpu_s in {"ranks": 40.0, "cheap": 0.05}.items()}
+    assert candidates(mutant, "losses", covers, Counter({"ranks": 700})) == ["cheap", "ranks"]
+
+
 @pytest.mark.parametrize(
     ("before", "confirm", "expected"),
     [
         (None, False, True),
         ({"failed": "a test", "tested": "old"}, False, False),
         ({"failed": "a test", "tested": "old"}, True, True),
-        ({"failed": "-", "tested": "new", "budget": "60"}, False, True),
+        ({"failed": "-", "tested": "new", "budget": "60", "module": "losses", "mutant": "other"}, False, True),
+        ({"failed": "-", "tested": "new", "budget": "60", "module": "losses", "mutant": "known"}, False, False),
         ({"failed": "-", "tested": "new", "budget": "300"}, True, False),
     ],
 )
 def test_mutants_are_tested_again(before: dict[str, str] | None, confirm: bool, expected: bool) -> None:
-    assert is_due(before, "new", Namespace(confirm=confirm, budget=300.0)) is expected
+    known = [{"module": "losses", "mutant": "known", "why": "equal results"}]
+    assert is_due(before, "new", Namespace(confirm=confirm, budget=300.0), known) is expected
 
 
 def test_tests_beyond_their_limit_have_failed() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from operators.trainer.context_parallel import WHOLE, ContextGroup, check_heads
+from operators.trainer.context_parallel import WHOLE, ContextGroup, ContextSlice, check_heads
 from operators.trainer.packing import PackedTokens, pack_tokens
 from operators.trainer.training_config import TrainingConfig
 
@@ -44,6 +44,11 @@ def test_slices_have_each_token_and_predictor_once(count: int) -> None:
 
 def test_slice_of_a_single_rank_is_the_whole() -> None:
     assert PACKED.slice_for(WHOLE) is PACKED
+
+
+def test_slice_of_the_output_has_the_heads_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ContextSlice, "_exchange", lambda own, parts: parts)
+    assert ContextSlice(ContextGroup(0, 2), 5).to_tokens(torch.zeros(5, 2, 7)).shape == (3, 4, 7)
 
 
 @pytest.mark.parametrize(("heads", "of_keys", "count"), [(8, 8, 4), (8, 2, 2), (8, 2, 8), (28, 4, 2), (4, None, 4)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 from torch import Tensor
@@ -11,6 +12,7 @@ from trainer_batches import make_batch
 
 from operators.trainer.batch import join_parts
 from operators.trainer.global_batch_metadata import gather_metadata
+from operators.trainer.learner import Learner
 from operators.trainer.ranks import ALONE
 
 
@@ -36,3 +38,8 @@ def test_second_rank_has_the_rows_and_tokens_after_the_first() -> None:
     found, trained = gather_metadata(batch, ranks), int(batch.trained.sum())
     assert (found.rows, found.tokens) == (slice(len(batch), 2 * len(batch)), slice(trained, 2 * trained))
     assert found.lengths.tolist() == 2 * batch.lengths.tolist()
+
+
+def test_rows_of_a_rank_are_indices_into_its_own_batch() -> None:
+    own = Learner._local_rows(Mock(), np.array([0, 1, 2, 4, 5, 7]), Mock(rows=slice(2, 5)))
+    assert own.tolist() == [0, 2]

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from trainer_batches import make_batch, save_experts, save_tiny_model
 
+from operators.trainer import policy
 from operators.trainer.batch import join_parts
 from operators.trainer.config import AlgorithmConfig, LearnerConfig, ParameterGroup, Precision
 from operators.trainer.context_parallel import ContextGroup
-from operators.trainer.packing import blank_micro_batch, micro_batches, pack, pack_tokens, plan_micro_batches
+from operators.trainer.packing import (
+    PackedTokens,
+    blank_micro_batch,
+    micro_batches,
+    pack,
+    pack_tokens,
+    plan_micro_batches,
+)
 from operators.trainer.policy import TOLERANCE, check_packed, check_trainable, load_policy
 
 CPU = torch.device("cpu")
@@ -27,17 +36,44 @@ def test_reference_computes_what_the_policy_does(folder: Path) -> None:
     """Over sequences side by side, of which none attends to another."""
     batch = join_parts(make_batch())
     part = pack(batch, np.arange(len(batch)), CPU)
-    policy, reference = load_policy(folder, CPU), load_policy(folder, CPU, trained=False)
+    trained, reference = load_policy(folder, CPU), load_policy(folder, CPU, trained=False)
     with torch.no_grad():
-        torch.testing.assert_close(reference(part.packed)[0], policy(part.packed)[0])
+        torch.testing.assert_close(reference(part.packed)[0], trained(part.packed)[0])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_layers_and_an_embedding_of_its_own_are_gathered_separately(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tied: bool
+) -> None:
+    """An embedding that is the output layer, too, stays with the whole model."""
+    save_experts(experts := folder.with_name("experts"))
+    shard, register = Mock(), Mock()
+    monkeypatch.setattr(policy, "shard", shard)
+    monkeypatch.setattr(policy, "register_fsdp_forward_method", register)
+    loaded = load_policy(folder if tied else experts, CPU, keep_gathered=True)
+    layers = [*loaded.model.model.layers]
+    separate = [] if tied else [loaded.model.get_input_embeddings()]
+    shard.assert_called_once_with(loaded, [*layers, *separate], None, "float32", True)
+    register.assert_called_once_with(loaded, "plain_logprobs")
+
+
+def test_entropies_are_those_of_a_whole_context_group(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = join_parts(make_batch())
+    packed, loaded = pack(batch, np.arange(len(batch)), CPU).packed, load_policy(folder, CPU)
+    own = loaded(packed, with_entropy=True)
+    monkeypatch.setattr(PackedTokens, "gather", lambda packed, own: torch.cat([own, own]))
+    for gathered, part in zip(loaded(packed, with_entropy=True), own, strict=True):
+        torch.testing.assert_close(gathered, torch.cat([part, part]))
+    monkeypatch.undo()
+    assert loaded(packed)[1] is None
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_experts_compute_in_the_precision_of_the_model(folder: Path, precision: str) -> None:
     """The grouped kernel computes in the weights' dtype, whatever autocast says."""
     save_experts(experts := folder.with_name("experts"))
-    policy = load_policy(experts, CPU, precision=precision)  # type: ignore[arg-type]
-    assert (policy.model.config._experts_implementation == "eager") is (precision == "bfloat16")
+    loaded = load_policy(experts, CPU, precision=precision)  # type: ignore[arg-type]
+    assert (loaded.model.config._experts_implementation == "eager") is (precision == "bfloat16")
 
 
 def test_model_without_heads_for_a_context_is_refused(folder: Path) -> None:
