@@ -42,7 +42,7 @@ def test_reference_computes_what_the_policy_does(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_layers_and_an_embedding_of_its_own_are_gathered_separately(
+def test_layers_and_an_own_embedding_are_gathered_separately(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tied: bool
 ) -> None:
     """An embedding that is the output layer, too, stays with the whole model."""
