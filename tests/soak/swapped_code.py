@@ -6,6 +6,7 @@ A test process that has loaded everything can so be forked and given a mutant, w
 from __future__ import annotations
 
 import sys
+from functools import cached_property
 from importlib.machinery import SourceFileLoader
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -58,6 +59,8 @@ def _swap(old: Any, new: Any) -> None:
     elif isinstance(new, property):
         for kind in ("fget", "fset"):
             _swap(getattr(old, kind), getattr(new, kind))
+    elif isinstance(new, cached_property):
+        _swap(old.func, new.func)
     elif isinstance(new, staticmethod | classmethod) or hasattr(new, "__wrapped__"):
         _swap(old.__wrapped__, new.__wrapped__)
     elif isinstance(new, FunctionType):

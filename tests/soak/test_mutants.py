@@ -42,7 +42,7 @@ from swapped_code import swap_code
 REPOSITORY = Path(__file__).parents[2]
 TRAINER = REPOSITORY / "operators" / "trainer"
 SOURCE = """
-from dataclasses import dataclass
+from dataclasses import dataclass; from functools import cached_property
 LIMIT = 20.5
 CHOICES = {"one": 1}
 def limited(value, least=0):
@@ -56,8 +56,12 @@ class Point:
     @staticmethod
     def origin():
         return 0
+class Line:
+    @cached_property
+    def length(self):
+        return 4
 """
-USER = "from mutated_module import CHOICES, LIMIT, Point, limited\n"
+USER = "from mutated_module import CHOICES, LIMIT, Line, Point, limited\n"
 
 
 @pytest.fixture
@@ -82,6 +86,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType
         ("x: int = 1", "x: int = 5", lambda user: user.Point().x, 5),
         ("2 * self.x", "3 * self.x", lambda user: user.Point().doubled, 3),
         ("return 0", "return 1", lambda user: user.Point.origin(), 1),
+        ("return 4", "return 5", lambda user: user.Line().length, 5),
     ],
 )
 def test_swapped_code_runs_in_modules_that_imported_it(
