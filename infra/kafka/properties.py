@@ -19,6 +19,9 @@ from infra.name_lookup import suggest_name
 
 CONSUMER, PRODUCER, ADMIN = "consumer", "producer", "admin"
 _EVERY = (CONSUMER, PRODUCER, ADMIN)
+METADATA_MAX_AGE_MS = 10_000
+"""How old a client's knowledge of leaders may be (default 5 min): a leader that is cut off from the other brokers
+answers without an error, so whoever reads from it sees nothing new until its client asks for metadata again."""
 _LOGIN_MODULES = {"PLAIN": "PlainLoginModule", "SCRAM-SHA-256": "ScramLoginModule", "SCRAM-SHA-512": "ScramLoginModule"}
 
 
@@ -215,7 +218,7 @@ class ClientProperties:
             raise RuntimeError(f"the broker of {self.log} is stopped, and its log can only be read")
         patch_clients()
         values = {name: _expanded(name, value) for name, value in self.entries.items()}
-        arguments: dict[str, Any] = {}
+        arguments: dict[str, Any] = {"metadata_max_age_ms": METADATA_MAX_AGE_MS}
         for name, value in values.items():
             if name in _SECURITY:
                 continue

@@ -37,6 +37,7 @@ def test_properties_apply_to_their_clients() -> None:
         "bootstrap_servers": ["a:9092", "[::1]:9093"],
         "client_id": "me",
         "request_timeout_ms": 5000,
+        "metadata_max_age_ms": 10_000,
         "send_buffer_bytes": None,
     }
     assert properties.admin() == every
@@ -53,6 +54,8 @@ def test_properties_apply_to_their_clients() -> None:
         "check_crcs": False,
     }
     assert properties.consumer(client_id="other")["client_id"] == "other"
+    older = ClientProperties({"bootstrap.servers": "a:9092", "metadata.max.age.ms": "20000"})
+    assert older.consumer()["metadata_max_age_ms"] == 20_000
     assert properties.bootstrap_servers == "a:9092,[::1]:9093"
 
 
