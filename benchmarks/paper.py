@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.results import SIMULATED_CODE, Result, Results, add_results, code_hash
+from infra.runners.garbage_collection import reduce_gc_frequency
 from pipelines.config import parse_config
 from pipelines.simulate.prediction.cluster import Cluster, Overheads
 from pipelines.simulate.prediction.world import PredictedWorld
@@ -251,6 +252,7 @@ def main() -> None:
     arguments.add_argument("--beyond", action="store_true", help="what goes beyond the paper, at 1,024 GPUs")
     add_results(arguments, "runs/paper.json")
     options = arguments.parse_args()
+    reduce_gc_frequency()
     results = Results(options.results)
     if options.beyond:
         points = dict(beyond())

@@ -62,6 +62,16 @@ def flags(values: object) -> pa.Array:
     return pa.array(values, pa.bool_())
 
 
+def true_flags(count: int) -> pa.Array:
+    """A bool Arrow array of `count` values, all True: a part of one that is kept, since most responses need one."""
+    return _trues(1 << count.bit_length()).slice(0, count)
+
+
+@cache
+def _trues(count: int) -> pa.Array:
+    return pa.repeat(True, count)
+
+
 def integers(values: object) -> pa.Array:
     """An int64 Arrow array of `values`."""
     return pa.array(values, pa.int64())

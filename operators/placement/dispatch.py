@@ -213,10 +213,10 @@ class Dispatcher:
             return 0
         if version < newest and not interrupts:
             return self._room_ahead(replica)
-        room = self._room(replica)
-        if self._rules.refresh == "drain":
-            room = min(room, replica.quota(table.load(owner, "train"), self._config.replica_batch))
-        return room
+        if self._rules.refresh != "drain":
+            return self._room(replica)
+        quota = replica.quota(table.load(owner, "train"), self._config.replica_batch)
+        return min(self._room(replica), quota) if quota > 0 else 0
 
     def _room_ahead(self, replica: TrackedReplica) -> int:
         """Room for a batch that the only replica starts once it is empty, under the newest weights.

@@ -29,7 +29,7 @@ from operators.placement.queue_metric import QueueMetric
 from operators.placement.relay_chain import RelayChainManager
 from operators.placement.replicas import ReplicaTable
 from operators.placement.stage_groups import StageGroups
-from operators.placement.tracking import TrajectoryTracker
+from operators.placement.tracking import FinishedTrajectory, TrajectoryTracker, finished_trajectories
 from operators.placement.waiting_work import WaitingWork
 from operators.placement.work_table import Leases, Owner
 from schemas.block import Block
@@ -232,7 +232,9 @@ class PlacementFold(ShardFold):
                     reason = f"chain {chain.number} was not written by placement, whose last is {self._relays.number}"
                     return [self._tracking.reject(received, reason)]
             case Block() as trajectories:
-                return self._tracking.finish(received, trajectories)
+                return self._tracking.finish(received, finished_trajectories(trajectories))
+            case FinishedTrajectory() as finished:  # of a predicted run
+                return self._tracking.finish(received, [finished])
             case Settled() as settled:
                 return self._tracking.settle(received, settled)
             case Pause() as pause:

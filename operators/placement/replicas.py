@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from operators.io.validation import MAX_STARTS_APART
 from operators.placement.work_table import Owner
@@ -37,10 +37,10 @@ class TrackedReplica:
     resumed: PolicyVersion | None = None
     kv_before: int | None = None
     gone: bool = False
+    owner: Owner = field(init=False)
 
-    @property
-    def owner(self) -> Owner:
-        return Owner(self.status.replica, self.status.incarnation)
+    def __post_init__(self) -> None:
+        self.owner = Owner(self.status.replica, self.status.incarnation)
 
     @property
     def version(self) -> PolicyVersion | None:

@@ -6,12 +6,10 @@ settled here before it has finished here, and the last records of an owner may a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from operators.io.dead_letters import dead_letter
@@ -24,15 +22,15 @@ from operators.placement.length_statistics import LengthStatistics
 from operators.placement.move_outcomes import MoveOutcomes
 from operators.placement.work_table import Leases, Owned, Owner, Work, WorkTable, failed_trajectory
 from schemas.block import Block
-from schemas.identity import TrajectoryKey, parse_trajectory_id, trajectory_id
+from schemas.identity import Purpose, TrajectoryKey, parse_trajectory_id, trajectory_id
 from schemas.records import (
     AssignmentRejected,
     Cancel,
+    FinishReason,
     PolicyVersion,
     Progress,
     Prompt,
     Settled,
-    Trajectory,
     TrajectoryClosed,
     WeightVersion,
 )
@@ -40,27 +38,25 @@ from schemas.topics import PROGRESS, SETTLED, TRAJECTORIES, partition_of
 
 _FINISHED = ("prompt.purpose", "prompt.number", "member", "lease", "finish_reason")
 _TOKENS = ("prompt.token_ids", "response.token_ids")
-"""Columns of a trajectory that placement reads."""
 
 
-def finished_columns(trajectories: Sequence[Trajectory]) -> Block:
-    """One or more `trajectories` with only the columns that placement reads: a fifth of the cost of a whole block."""
-    scalars = {
-        "prompt.purpose": [each.prompt.purpose for each in trajectories],
-        "prompt.number": [each.prompt.number for each in trajectories],
-        "member": [each.member for each in trajectories],
-        "lease": [each.lease for each in trajectories],
-        "finish_reason": [each.finish_reason for each in trajectories],
-    }
-    lists = {
-        "prompt.token_ids": [each.prompt.token_ids for each in trajectories],
-        "response.token_ids": [each.response.token_ids for each in trajectories],
-    }
-    columns = {name: pa.array(values) for name, values in scalars.items()}
-    for name, values in lists.items():
-        ends = pa.array(accumulate(map(len, values), initial=0), pa.int32())
-        columns[name] = pa.ListArray.from_arrays(ends, pa.concat_arrays(values))
-    return Block(Trajectory, pa.RecordBatch.from_pydict(columns))
+class FinishedTrajectory(NamedTuple):
+    """What placement reads of a generated trajectory."""
+
+    purpose: Purpose
+    number: int
+    member: int
+    lease: int
+    finish_reason: FinishReason
+    prompt_tokens: int
+    response_tokens: int
+
+
+def finished_trajectories(trajectories: Block) -> Iterator[FinishedTrajectory]:
+    """The rows of `trajectories`."""
+    columns = [trajectories.column(name).to_pylist() for name in _FINISHED]
+    tokens = [pc.list_value_length(trajectories.column(name)).to_pylist() for name in _TOKENS]
+    return map(FinishedTrajectory, *columns, *tokens)
 
 
 class PendingCancels:
@@ -152,20 +148,18 @@ class TrajectoryTracker:
 
     # -- records ------------------------------------------------------------------------------------------------------
 
-    def finish(self, received: ReceivedRecord, trajectories: Block) -> list[Output]:
+    def finish(self, received: ReceivedRecord, trajectories: Iterable[FinishedTrajectory]) -> list[Output]:
         """Record generated trajectories. The first record of each counts, whatever its lease."""
-        columns = [trajectories.column(name).to_pylist() for name in _FINISHED]
-        tokens = [pc.list_value_length(trajectories.column(name)).to_pylist() for name in _TOKENS]
         outputs: list[Output] = []
-        for purpose, number, member, lease, reason, prompt, response in zip(*columns, *tokens, strict=True):
-            key = TrajectoryKey(purpose, number, member)
+        for each in trajectories:
+            key = TrajectoryKey(each.purpose, each.number, each.member)
             if key in self._released:
                 continue
             name = trajectory_id(*key)
             self._finished.keep(name, received)
-            if reason != "failed":
-                self.lengths.add(prompt, response)
-            outputs += self._end(name, lease)
+            if each.finish_reason != "failed":
+                self.lengths.add(each.prompt_tokens, each.response_tokens)
+            outputs += self._end(name, each.lease)
         return outputs
 
     def settle(self, received: ReceivedRecord, settled: Settled) -> list[Output]:

@@ -78,7 +78,7 @@ class EmulatedEngine:
         """Queue a request. Raises ValueError as every engine does."""
         self.advance()
         name, carried = request.trajectory_id, self._scheduler.rows.provided_kv_tokens(request)
-        if name in self._arrivals or any(name == done.trajectory_id for done in self._finished):
+        if name in self._arrivals or (self._finished and any(name == each.trajectory_id for each in self._finished)):
             raise ValueError(f"trajectory {name!r} is already in the engine")
         if carried:
             self._scheduler.check(request)
@@ -140,10 +140,14 @@ class EmulatedEngine:
         self._advanced_at = self._clock()
         now = self._advanced_at * self._scale
         self._finished += self._scheduler.take_finished()
+        if self._round_ends is not None and self._round_ends > now and self._scheduler.rows.count:
+            if self._new:  # it may join after the round that goes on
+                self._next_event_at = self._round_ends
+            return
         while self._simulated_until <= now:
             if self._round_ends is None:
                 for request in self._arrivals.take(self._simulated_until):
-                    self._scheduler.add(request)
+                    self._scheduler.add_checked(request)
                 self._scheduler.preempt()
                 self._scheduler.admit()
                 self._new = False
@@ -176,8 +180,12 @@ class EmulatedEngine:
         self._tokens_generated += rounds * rows.count
         ended = rows.advance(rounds)
         for row, reason in ended.items():
-            self._finished.append(Completion(rows.requests[row].trajectory_id, rows.partial(row), reason))
+            self._finished.append(self._completion(row, reason))
         self._scheduler.remove_rows(ended)
+
+    def _completion(self, row: int, reason: str) -> Completion:
+        rows = self._scheduler.rows
+        return Completion(rows.requests[row].trajectory_id, rows.partial(row), reason)
 
     def _pace(self, prefill: int = 0) -> StepPace | None:
         """The pace of the next rounds, after a prefill of `prefill` tokens; None if no request runs."""
@@ -191,7 +199,7 @@ class EmulatedEngine:
         if self._scheduler.prefill_limited:
             return 1
         rows, config = self._scheduler.rows, self._scheduler.config
-        first_end = int(rows.left().min())
+        first_end = rows.first_end()
         if rows.count == 1 or config.surely_fit(rows.count, rows.tokens + rows.count * first_end):
             return first_end
         lengths = rows.length[: rows.count]

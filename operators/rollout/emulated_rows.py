@@ -26,7 +26,13 @@ class EmulatedRows(KVRows):
         """Whether a row ends with a stop token."""
         self._sharing: dict[bytes, int] = {}
         """The number of rows of each prompt."""
-        self._prefill = 0
+        self._prefill = self._known = 0
+        self._first_end: int | None = None
+        """Rounds until the first row ends; None: not known."""
+
+    @property
+    def tokens(self) -> int:
+        return self._known
 
     def start(self, request: Request) -> int:
         self._prefill += self.prefill_tokens(request)
@@ -37,6 +43,9 @@ class EmulatedRows(KVRows):
             end, self._stops[row] = min(end, length), length <= end
         # A partial response of another engine may exceed the length given here: it ends with its next token.
         self._ends[row] = max(end, self.generated[row] + 1)
+        self._known += int(self.length[row])
+        if self._first_end is not None:
+            self._first_end = min(self._first_end, int(self._ends[row] - self.generated[row]))
         prompt = request.prompt.tobytes()
         self._sharing[prompt] = self._sharing.get(prompt, 0) + 1
         return row
@@ -56,12 +65,19 @@ class EmulatedRows(KVRows):
         count = self.count
         self.length[:count] += rounds
         self.generated[:count] += rounds
+        self._known += rounds * count
+        if self._first_end is not None and rounds < self._first_end:
+            self._first_end -= rounds
+            return {}
+        self._first_end = None
         ended = np.flatnonzero(self.generated[:count] >= self._ends[:count])
         return {row: "stop" if self._stops[row] else "length" for row in ended.tolist()}
 
-    def left(self) -> np.ndarray:
-        """Remaining tokens of each row, int64[count]."""
-        return self._ends[: self.count] - self.generated[: self.count]
+    def first_end(self) -> int:
+        """Rounds until the first of one or more rows ends."""
+        if self._first_end is None:
+            self._first_end = int((self._ends[: self.count] - self.generated[: self.count]).min())
+        return self._first_end
 
     def partial(self, row: int, start: int = 0, drop: int = 0) -> PartialResponse:
         end = int(self.generated[row]) - drop
@@ -74,6 +90,8 @@ class EmulatedRows(KVRows):
             self._sharing[prompt] -= 1
             if not self._sharing[prompt]:
                 del self._sharing[prompt]
+        self._known -= int(self.length[rows].sum())
+        self._first_end = None
         return super().remove(rows)
 
     def _columns(self) -> tuple[np.ndarray, ...]:

@@ -46,7 +46,8 @@ def check_loadable(status: EngineStatus, version: PolicyVersion) -> None:
 def _check_tokens(what: str, token_ids: np.ndarray, vocabulary: int) -> None:
     if token_ids.ndim != 1 or token_ids.dtype.kind not in "iu":
         raise ValueError(f"the {what} must be a 1-D array of integers, not {token_ids.dtype}{list(token_ids.shape)}")
-    if len(token_ids) and not (token_ids.min() >= 0 and token_ids.max() < vocabulary):
+    # As unsigned numbers negative ones are the largest, so one pass finds both.
+    if len(token_ids) and token_ids.view(f"u{token_ids.itemsize}").max() >= vocabulary:
         unknown = token_ids[(token_ids < 0) | (token_ids >= vocabulary)][0]
         raise ValueError(f"token {unknown} of the {what} is not in the vocabulary of {vocabulary}")
 

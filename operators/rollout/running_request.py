@@ -11,7 +11,7 @@ from operators.io.partial_pool import cut_spans, join_spans
 from operators.io.repartition import Placed
 from operators.rollout.agent_episodes import EndedTurn
 from operators.rollout.engine import KV, NOTHING_GENERATED, Completion, PartialResponse, Request
-from schemas.columns import flags, floats, token_ids
+from schemas.columns import flags, floats, token_ids, true_flags
 from schemas.records import (
     Assignment,
     FinishReason,
@@ -48,6 +48,8 @@ class RunningRequest:
 
     def spans_of(self, count: int, version: PolicyVersion) -> tuple[VersionSpan, ...]:
         """The versions of its first `count` tokens; those beyond `spans` were generated under `version`."""
+        if not self.spans:
+            return (VersionSpan(version, count),) if count else ()
         before = sum(span.length for span in self.spans)
         return self.spans if count <= before else join_spans((self.spans, (VersionSpan(version, count - before),)))
 
@@ -183,7 +185,9 @@ def known_response(assignment: Assignment) -> PartialResponse:
 
 def response_of(generated: PartialResponse) -> Response:
     """The record of what was `generated`."""
-    return Response(token_ids(generated.token_ids), floats(generated.logprobs), flags(generated.drawn))
+    mask = generated.loss_mask
+    drawn = true_flags(len(generated.token_ids)) if mask is None else flags(mask)
+    return Response(token_ids(generated.token_ids), floats(generated.logprobs), drawn)
 
 
 def _spans_at(spans: tuple[VersionSpan, ...], positions: np.ndarray) -> tuple[VersionSpan, ...]:

@@ -96,6 +96,10 @@ class Scheduler(Generic[R]):
     def add(self, request: Request) -> None:
         """Queue `request`. Raises ValueError as `check` does."""
         self.check(request)
+        self.add_checked(request)
+
+    def add_checked(self, request: Request) -> None:
+        """Queue a request that `check` has accepted."""
         reason = finished_reason(request, self.config.context)
         if reason is None or request.partial is None:
             self._waiting[request.trajectory_id] = request
@@ -107,7 +111,7 @@ class Scheduler(Generic[R]):
         check_request(request, self.config.vocabulary, self.config.context)
         name = request.trajectory_id
         known = name in self._waiting or name in self._running
-        if known or any(name == ended.trajectory_id for ended in self._ended):
+        if known or (self._ended and any(name == ended.trajectory_id for ended in self._ended)):
             raise ValueError(f"trajectory {name!r} is already in the engine")
 
     def take_finished(self) -> list[Completion]:

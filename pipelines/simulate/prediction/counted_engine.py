@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,12 +35,18 @@ class CountedEngine(EmulatedEngine):
         super().__init__(config, roofline, lengths, **options)
         self._scheduler.rows = CountedRows(config.slots, config.context, config.vocabulary, lengths)
 
-    def step(self) -> Sequence[Completion]:
-        return [replace(done, text="") for done in super().step()]  # else the replica would decode the tokens
+    def _completion(self, row: int, reason: str) -> Completion:
+        rows = self._scheduler.rows
+        name = rows.requests[row].trajectory_id
+        return Completion(name, rows.partial(row), reason, text="")  # without it the replica would decode the tokens
 
 
 class CountedKVTransfers:
     """The KV of handed-over trajectories without bytes: the engine of the next owner emulates the transfer."""
+
+    def __init__(self) -> None:
+        self._nothing: Future[memoryview] = Future()
+        self._nothing.set_result(memoryview(b""))
 
     def offer(self, version: PolicyVersion, tokens: int, data: memoryview, *, parts: bool = False) -> KVManifest:
         """The manifest of the KV of `tokens` tokens."""
@@ -50,6 +54,4 @@ class CountedKVTransfers:
 
     def fetch(self, manifest: KVManifest) -> Future[memoryview]:
         """No bytes, at once."""
-        found: Future[memoryview] = Future()
-        found.set_result(memoryview(b""))
-        return found
+        return self._nothing

@@ -20,7 +20,7 @@ from operators.io.config import ShardConfig
 from operators.io.elements import PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.repartition import Placed, repartition
 from operators.placement.place_trajectories import PlacementFold, PlaceTrajectories
-from operators.placement.tracking import finished_columns
+from operators.placement.tracking import FinishedTrajectory
 from operators.rollout.emulated_backend import AnnouncedWeights
 from operators.rollout.emulated_engine import emulated_scheduling
 from operators.rollout.replica import Replica, ReplicaEvent, ReplicaOrder
@@ -217,15 +217,18 @@ class PredictedWorld:
     def _publish_events(self, events: Sequence[ReplicaEvent]) -> None:
         if not events:
             return
-        if finished := [event for event in events if isinstance(event, Trajectory)]:
-            for trajectory in finished:
-                self.measurement.finished(trajectory, self.scheduler.now, self.training.version)
-                self.scheduler.after(self._hop_s, partial(self.training.add, trajectory))
-            self._send(TRAJECTORIES, [finished_columns(finished)])
+        placed: list[Placed] = []
         for event in events:
-            if not isinstance(event, Trajectory | Placed):
-                self._send(PROGRESS, [event])
-        self._route([event for event in events if isinstance(event, Placed)])
+            match event:
+                case Trajectory():
+                    self.measurement.finished(event, self.scheduler.now, self.training.version)
+                    self.scheduler.after(self._hop_s, partial(self.training.add, event))
+                    self._send(TRAJECTORIES, [_finished(event)])
+                case Placed():
+                    placed.append(event)
+                case _:
+                    self._send(PROGRESS, [event])
+        self._route(placed)
 
     def _keep_beating(self, replica: PredictedReplica) -> None:
         if replica.alive:
@@ -271,3 +274,10 @@ class PredictedWorld:
 
     def _now_ms(self) -> int:
         return int(self.scheduler.now * 1000)
+
+
+def _finished(trajectory: Trajectory) -> FinishedTrajectory:
+    """What placement reads of `trajectory`: a block of columns would cost more than what is done with it."""
+    prompt, tokens = trajectory.prompt, trajectory.response.token_ids
+    key = prompt.purpose, prompt.number, trajectory.member, trajectory.lease
+    return FinishedTrajectory(*key, trajectory.finish_reason, len(prompt.token_ids), len(tokens))

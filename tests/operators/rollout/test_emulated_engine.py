@@ -126,6 +126,24 @@ def test_emulated_row_reuses_the_prompt_of_a_running_row() -> None:
     assert rows.take_prefill_tokens() == 3
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_emulated_rows_keep_their_sums_through_changes(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    rows = EmulatedRows(8, CONTEXT, VOCABULARY, open_lengths(SHORT))
+    for number in range(300):
+        if rows.count and draw.random() < 0.5:
+            ended = rows.advance(int(draw.integers(1, rows.first_end() + 1)))
+            rows.remove(np.array([*ended], np.int64))
+        elif rows.count and draw.random() < 0.3:
+            rows.remove(draw.choice(rows.count, 1))
+        elif rows.count < rows.slots:
+            rows.start(request(f"p{number}.0", int(draw.integers(1, 9)), int(draw.integers(1, 30)), (3,)))
+        here = slice(rows.count)
+        assert rows.tokens == rows.length[here].sum()
+        if rows.count:
+            assert rows.first_end() == (rows._ends[here] - rows.generated[here]).min()
+
+
 # --- provided KV
 
 
