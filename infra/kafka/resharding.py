@@ -50,10 +50,10 @@ def reshard(
         before = layout_of(notes)
         if before == shards and not any(note.sealed for shard, note in notes.items() if shard < before):
             return None
-        for shard in range(before):
-            Session(replace(sessions(shard, before), retires=True), clients).close()
+        starts = [_retire(sessions(shard, before), clients) for shard in range(before)]
         notes = _notes(clients, first)
-        if not all(notes[shard].sealed for shard in range(before)):  # their commit is not visible yet
+        # An earlier change may have sealed the note before.
+        if not all(notes[shard].sealed and notes[shard].start == start for shard, start in enumerate(starts)):
             raise KafkaTimeoutError("a sealed note is neither committed nor aborted yet")
         _write(coordinator, clients, _new_notes(sessions, notes, before, shards, split))
     except KafkaError as error:
@@ -64,6 +64,13 @@ def reshard(
         with contextlib.suppress(KafkaError):
             coordinator.close(timeout=1)
     return before
+
+
+def _retire(config: SessionConfig, clients: SessionClients) -> int:
+    """Seal the note of a shard, from then on its last one; return the number of the start that did."""
+    session = Session(replace(config, retires=True), clients)
+    session.close()
+    return session.start
 
 
 def _notes(clients: SessionClients, config: SessionConfig) -> dict[int, Note]:
