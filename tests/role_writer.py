@@ -7,6 +7,7 @@ from contextlib import closing
 from typing import Any
 
 from kafka import KafkaProducer
+from markers import wait_for_markers
 
 from infra.kafka.properties import ClientProperties
 from schemas.codec import encode
@@ -14,7 +15,9 @@ from schemas.topics import Topic
 
 
 def write_as_role(client: ClientProperties, run: str, topic: Topic, records: Iterable[Any], **at: Any) -> None:
-    """Write `records` to partition 0 of `topic`; `at` may have their `timestamp_ms` and `key`."""
+    """Write `records` to partition 0 of `topic`, and wait until readers see them; `at` may have `timestamp_ms` and
+    `key`.
+    """
     with closing(KafkaProducer(**client.producer(transactional_id=f"{run}-test-role"))) as producer:
         producer.init_transactions()
         producer.begin_transaction()
@@ -22,3 +25,4 @@ def write_as_role(client: ClientProperties, run: str, topic: Topic, records: Ite
             value, headers = encode(record)
             producer.send(topic.name(run), value, headers=list(headers), partition=0, **at)
         producer.commit_transaction()
+    wait_for_markers(client, topic.name(run))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kafka import KafkaProducer
+from markers import wait_for_markers
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
@@ -13,7 +14,7 @@ from schemas import records as r
 from schemas.codec import encode
 from schemas.columns import flags, floats, token_ids
 from schemas.records import Metric
-from schemas.topics import EXPERIENCES, METRICS, RESTORE
+from schemas.topics import EXPERIENCES, METRICS, RESTORE, Topic
 
 Laminar = Callable[..., tuple[int, str, str]]
 
@@ -44,7 +45,7 @@ class Topics:
         for number in numbers:
             value, headers = encode(experience(number, 0, 1.0), experience(number, 1, 0.0))
             self._send(value, headers, number % 2)
-        (self._producer.commit_transaction if commit else self._producer.abort_transaction)()
+        self._end(EXPERIENCES, commit)
 
     def write_garbage(self) -> None:
         """Write a value without schema, an unknown version, a record of another topic, and a truncated value."""
@@ -55,14 +56,18 @@ class Topics:
         self._send(value, (("laminar-schema", b"Experience/99"),), 0)
         self._send(other, other_headers, 0)
         self._send(value[:50], headers, 0)
-        self._producer.commit_transaction()
+        self._end(EXPERIENCES)
 
     def write_metrics(self, steps: range) -> None:
         self._producer.begin_transaction()
         for step in steps:
             value, headers = encode(Metric("trainer", step, {"loss": step / 2}, step))
             self._producer.send(METRICS.name(self.run), value, b"k", list(headers), 0)
-        self._producer.commit_transaction()
+        self._end(METRICS)
+
+    def _end(self, topic: Topic, commit: bool = True) -> None:
+        (self._producer.commit_transaction if commit else self._producer.abort_transaction)()
+        wait_for_markers(self.client, topic.name(self.run))
 
     def close(self) -> None:
         self._producer.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from kafka import KafkaProducer, TopicPartition
 from kafka.structs import OffsetAndMetadata
+from markers import wait_for_markers
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
@@ -50,6 +51,7 @@ def topic(broker: Broker, client: ClientProperties) -> str:
     producer.send(name, b"rubbish", headers=list(headers), partition=0)
     producer.commit_transaction()
     producer.close()
+    wait_for_markers(client, name)
     return name
 
 
