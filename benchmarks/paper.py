@@ -1,13 +1,14 @@
 """The evaluation of the Laminar paper, predicted: three models at 16 to 1,024 GPUs under five schedules.
 
-    python -m benchmarks.paper [--models 7B 32B 72B] [--scales small ... large] [--part 8] [--known] [--json]
-    python -m benchmarks.paper --beyond
+    python -m benchmarks.paper [--models 7B 32B 72B 7B-tool] [--scales small ... large] [--part 8] [--known] [--json]
 
 Real placement and replicas run in virtual time (`pipelines/simulate/prediction`), with emulated engines. Everything is
 from the paper (arXiv 2510.12633) or from the hardware, but two numbers that are fitted on the paper's throughputs of
 Laminar with 32B at 32 and 512 GPUs: the trainer's speed on 16 GPUs, and how it falls with their number. Everything else
 is predicted. Assumed where the paper is silent: splits marked in `SPLITS`, mean lengths of 4.4K tokens, prompts of 512
-tokens (at most 2K in the paper), decode steps of 7B and 72B, which are derived from those of 32B.
+tokens (at most 2K in the paper), decode steps of 7B and 72B, which are derived from those of 32B. Of tool use (7B-tool)
+the paper tells that a response makes at most 8 calls, and that their times have a median above 10 s and a tail above
+300 s: here 1 to 8 calls of lognormal duration. `python -m benchmarks.beyond_paper` predicts what goes beyond the paper.
 
 `--part` predicts such a part of the cluster: fewer replicas and an equally smaller batch. Results are saved as soon as
 they are known; run again, the command predicts those that are missing or of other code.
@@ -19,7 +20,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,13 +43,14 @@ FITTED_RATE, FITTED_DECLINE = 1312.0, 0.207
 PAPER_LAMINAR = {("32B", 32): 21_000.0, ("32B", 512): 226_000.0}
 PAPER_SPEEDUP = {"synchronous": 2.56, "one_step": 1.98, "stream": 1.93, "partial_rollout": 1.39}
 PAPER_MOST = {"synchronous": 5.49, "one_step": 4.09, "stream": 4.06, "partial_rollout": 1.81}
-PAPER_EFFICIENCY = {"32B": 68.2, "all": 53.7}
+PAPER_TOOL_SPEEDUP = "1.21 to 5.42, mean of all but partial_rollout 2.62"
+PAPER_EFFICIENCY = {"32B": 68.2, "all": 53.7, "7B-tool": 46.5}
 
 
 @dataclass(frozen=True)
 class Model:
     """A model on H800. `layers` and `kv_bytes` are those of Qwen2.5. `stall_s` is how long a version stalls the trainer
-    with Laminar, `relay_s` the time until the last relay has it."""
+    with Laminar, `relay_s` the time until the last relay has it. With `tools` its responses call tools."""
 
     name: str
     parameters: float
@@ -57,15 +59,18 @@ class Model:
     tensor_parallel: int
     stall_s: float
     relay_s: float
+    tools: bool = False
 
 
-MODELS = {
+_MATH = {
     "7B": Model("7B", 7.6e9, 28, 57_344, 1, 0.3, 0.3),
     "32B": Model("32B", 32.8e9, 64, 262_144, 4, 0.64, 0.6),
     "72B": Model("72B", 72.7e9, 80, 327_680, 8, 1.4, 1.6),
 }
+MODELS = {**_MATH, "7B-tool": replace(_MATH["7B"], name="7B-tool", tools=True)}
+TOOLS = {"most_calls": 8, "p50_s": 10.0, "p99_s": 300.0}
 SCALES = {
-    name: {model: gpus * times for model, gpus in (("7B", 16), ("32B", 32), ("72B", 64))}
+    name: {model: gpus * times for model, gpus in (("7B", 16), ("32B", 32), ("72B", 64), ("7B-tool", 16))}
     for name, times in (("small", 1), ("lower", 2), ("middle", 4), ("upper", 8), ("large", 16))
 }
 _HALF = dict.fromkeys(SCHEDULES, 0.5)
@@ -77,6 +82,7 @@ SPLITS: Mapping[tuple[str, str], Mapping[str, float]] = {
     # assumed, but Laminar's at 7B: as for 72B with half as many GPUs, or as many
     ("32B", "large"): _OF_512,
     ("7B", "large"): {"one_step": 1 / 4, "stream": 1 / 4, "partial_rollout": 5 / 8, "laminar": 3 / 4},
+    ("7B-tool", "large"): {"one_step": 1 / 4, "stream": 1 / 4, "partial_rollout": 5 / 8, "laminar": 3 / 4},
 }
 """Share of the GPUs that train; half of them elsewhere."""
 
@@ -175,6 +181,7 @@ def cluster_of(point: Point, part: int, seed: int, steps: int) -> Cluster:
                 "pull_s": 0.57,
                 "lengths": {"p50": P50, "p99": P99},
                 "roofline": roofline(model, tensor_parallel),
+                "tools": TOOLS if model.tools else {},
             },
         },
         "placement": {
@@ -226,21 +233,6 @@ def predict(point: Point, part: int, seed: int, steps: int) -> Result:
     }
 
 
-PAPERS_SPLIT = "the paper's split, repack with KV transfer"
-
-
-def beyond() -> Iterator[tuple[str, Point]]:
-    """What goes beyond the paper, at 72B on 1,024 GPUs: its name and its point."""
-    point = partial(Point, "72B", "large", "laminar")
-    yield PAPERS_SPLIT, point()
-    yield "without KV transfer", point(changes=(("rollout.kv_megabytes", 0),))
-    yield "without repack and queue balancing", point(changes=(("placement.repack", False),))
-    yield "with speculation", point(changes=(("rollout.speculation", True),))
-    yield "staleness bound 2", point(changes=(("experience.max_staleness", 2),))
-    for share in (10 / 16, 11 / 16, 13 / 16):
-        yield f"split {round(1024 * share)}/{1024 - round(1024 * share)}", point(train_share=share)
-
-
 def main() -> None:
     """Predict and print."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -249,20 +241,16 @@ def main() -> None:
     arguments.add_argument("--part", type=int, default=8, choices=(1, 2, 4, 8, 16), help="predict this part of it")
     arguments.add_argument("--steps", type=int, default=5)
     arguments.add_argument("--seed", type=int, default=0)
-    arguments.add_argument("--beyond", action="store_true", help="what goes beyond the paper, at 1,024 GPUs")
     add_results(arguments, "runs/paper.json")
     options = arguments.parse_args()
     reduce_gc_frequency()
     results = Results(options.results)
-    if options.beyond:
-        points = dict(beyond())
-    else:
-        points = {
-            f"{model} {SCALES[scale][model]} {schedule}": Point(model, scale, schedule)
-            for scale in options.scales
-            for model in options.models
-            for schedule in SCHEDULES
-        }
+    points = {
+        f"{model} {SCALES[scale][model]} {schedule}": Point(model, scale, schedule)
+        for scale in options.scales
+        for model in options.models
+        for schedule in SCHEDULES
+    }
     rows: dict[str, Result] = {}
     code = code_hash(*SIMULATED_CODE, Path(__file__))
     for name, point in points.items():
@@ -275,17 +263,20 @@ def main() -> None:
         print(json.dumps(rows))
         return
     console = Console(width=120)
-    console.print(_beyond_table(rows) if options.beyond else _table(rows, options))
+    console.print(_table(rows, options))
+    for line in (*speed_of(rows), *_summary(rows), *_staleness(rows)):
+        console.print(line)
+
+
+def speed_of(rows: Mapping[str, Result]) -> Iterator[str]:
+    """How fast the predictions were, in a line."""
     if rows:
         rates = sorted(row["trajectories_per_cpu_s"] for row in rows.values())
         speeds = sorted(row["speed"] for row in rows.values())
-        console.print(
+        yield (
             f"{rates[0]:,.0f} to {rates[-1]:,.0f} trajectories a CPU second (median {rates[len(rates) // 2]:,.0f}), "
             f"{speeds[0]:,.0f} to {speeds[-1]:,.0f} times as fast as the cluster"
         )
-    if not options.beyond:
-        for line in (*_summary(rows), *_staleness(rows)):
-            console.print(line)
 
 
 def _table(rows: Mapping[str, Result], options: argparse.Namespace) -> Table:
@@ -307,22 +298,24 @@ def _summary(rows: Mapping[str, Result]) -> Iterator[str]:
     """Predicted means and maxima beside those of the paper."""
     rates = {tuple(name.split()): row["tokens_per_s"] for name, row in rows.items()}
     for schedule in SCHEDULES[:-1]:
-        ratios = [
-            rates[model, gpus, "laminar"] / rate
-            for (model, gpus, name), rate in rates.items()
-            if name == schedule and (model, gpus, "laminar") in rates
-        ]
-        if ratios:
-            paper = f"paper, of all scales: {PAPER_SPEEDUP[schedule]}, {PAPER_MOST[schedule]}"
-            yield f"over {schedule}: mean {sum(ratios) / len(ratios):.2f}, most {max(ratios):.2f} ({paper})"
+        paper = f"{PAPER_SPEEDUP[schedule]}, {PAPER_MOST[schedule]}"
+        for task, models, papers in (("", _MATH, paper), ("tool use, ", ("7B-tool",), PAPER_TOOL_SPEEDUP)):
+            ratios = [
+                rates[model, gpus, "laminar"] / rate
+                for (model, gpus, name), rate in rates.items()
+                if name == schedule and model in models and (model, gpus, "laminar") in rates
+            ]
+            if ratios:
+                mean = sum(ratios) / len(ratios)
+                yield f"{task}over {schedule}: mean {mean:.2f}, most {max(ratios):.2f} (paper, of all scales: {papers})"
     efficiency: dict[str, float] = {}
     for model in MODELS:
         small, large = SCALES["small"][model], SCALES["large"][model]
         first, last = (rates.get((model, str(gpus), "laminar")) for gpus in (small, large))
         if first and last:
             efficiency[model] = 100 * last / first / (large / small)
-    if len(efficiency) == len(MODELS):
-        efficiency["all"] = sum(efficiency.values()) / len(efficiency)
+    if set(_MATH) <= set(efficiency):
+        efficiency["all"] = sum(efficiency[model] for model in _MATH) / len(_MATH)
     for model, share in efficiency.items():
         paper = f" (paper {PAPER_EFFICIENCY[model]} %)" if model in PAPER_EFFICIENCY else ""
         yield f"scaling efficiency of {model}: {share:.1f} %{paper}"
@@ -336,23 +329,6 @@ def _staleness(rows: Mapping[str, Result]) -> Iterator[str]:
             each = ", ".join(f"{age}: {100 * share:.0f} %" for age, share in enumerate(shares))
             mean = sum(age * share for age, share in enumerate(shares))
             yield f"staleness at the finish, {name}: mean {mean:.2f}; {each} (paper: mean about 1.2, never above 4)"
-
-
-def _beyond_table(rows: Mapping[str, Result]) -> Table:
-    table = Table(title="Beyond the paper: 72B on 1,024 GPUs")
-    for column in ("", "thousand tokens/s", "gain", "KV use", "rollouts idle", "trainer idle", "mean staleness", "max"):
-        table.add_column(column, justify="right" if column else "left")
-    base = rows.get(PAPERS_SPLIT, {}).get("tokens_per_s")
-    for name, row in rows.items():
-        table.add_row(
-            name,
-            f"{row['tokens_per_s'] / 1000:,.1f}",
-            f"{100 * (row['tokens_per_s'] / base - 1):+.1f} %" if base else "",
-            *(f"{100 * row[key]:.1f} %" for key in ("kv_use", "rollout_idle", "trainer_idle")),
-            f"{row['staleness_mean']:.2f}",
-            f"{row['staleness_max']:.0f}",
-        )
-    return table
 
 
 if __name__ == "__main__":

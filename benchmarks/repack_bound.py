@@ -78,6 +78,12 @@ class FreeRows(EmulatedRows):
         return 0
 
 
+class FreeEngine(EmulatedEngine):
+    """An engine with such rows."""
+
+    _rows = FreeRows
+
+
 @dataclass
 class SimulatedReplica:
     """An engine, and the requests of its version with the time at which each began."""
@@ -144,12 +150,8 @@ class Simulation:
         emulation = EngineEmulation(stride=stride)
         config = emulated_scheduling(cluster.batch, DEFAULT_CONTEXT // stride, cluster.kv_tokens // stride, emulation)
         lengths = open_lengths(LengthsConfig(cluster.p50 / stride, cluster.p99 / stride))
-        engine = EmulatedEngine(
-            config, Roofline(RooflineConfig(), stride), lengths, pull_s=cluster.pull_s, clock=lambda: self.now
-        )
-        if free:
-            engine._scheduler.rows = FreeRows(config.slots, config.context, config.vocabulary, lengths)
-        return engine
+        kind = FreeEngine if free else EmulatedEngine
+        return kind(config, Roofline(RooflineConfig(), stride), lengths, pull_s=cluster.pull_s, clock=lambda: self.now)
 
     def _begin(self, replica: SimulatedReplica) -> None:
         cluster = self.cluster

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
 from pathlib import Path
 
 from operators.rollout.emulated_rows import EmulatedRows
@@ -22,6 +22,7 @@ from operators.rollout.request_checks import check_loadable
 from operators.rollout.response_lengths import Lengths
 from operators.rollout.roofline import Roofline, StepPace
 from operators.rollout.scheduler import Scheduler, SchedulerConfig
+from operators.rollout.tool_calls import ToolCalls
 from schemas.records import PolicyVersion
 
 STATUS_REFRESH_S = 0.1
@@ -35,6 +36,8 @@ class EmulatedEngine:
     `status_refresh_s` seconds, because many replicas share a core.
     """
 
+    _rows: type[EmulatedRows] = EmulatedRows
+
     def __init__(
         self,
         config: SchedulerConfig,
@@ -46,8 +49,9 @@ class EmulatedEngine:
         clock: Callable[[], float] = time.monotonic,
         version: PolicyVersion | None = None,
         status_refresh_s: float = STATUS_REFRESH_S,
+        tools: ToolCalls | None = None,
     ) -> None:
-        rows = EmulatedRows(config.slots, config.context, config.vocabulary, lengths)
+        rows = self._rows(config.slots, config.context, config.vocabulary, lengths, tools)
         self._scheduler = Scheduler(config, rows)
         self._arrivals = Arrivals(roofline.move_s)
         self._roofline, self._pull_s, self._scale, self._clock = roofline, pull_s, time_scale, clock
@@ -77,12 +81,13 @@ class EmulatedEngine:
     def submit(self, request: Request) -> None:
         """Queue a request. Raises ValueError as every engine does."""
         self.advance()
-        name, carried = request.trajectory_id, self._scheduler.rows.provided_kv_tokens(request)
+        rows, name = self._scheduler.rows, request.trajectory_id
+        carried, call_s = rows.provided_kv_tokens(request), rows.pending_call_s(request)
         if name in self._arrivals or (self._finished and any(name == each.trajectory_id for each in self._finished)):
             raise ValueError(f"trajectory {name!r} is already in the engine")
-        if carried:
+        if carried or call_s:
             self._scheduler.check(request)
-            self._arrivals.add(request, carried, self._now())
+            self._arrivals.add(request, carried, self._now(), call_s)
             self._compute_next_event()
         else:
             self._scheduler.add(request)
@@ -126,7 +131,11 @@ class EmulatedEngine:
 
     def status(self) -> EngineStatus:
         """The load when the simulation was last advanced; any thread may call it."""
-        return self._scheduler.status(self._tokens_generated, others=len(self._finished) + len(self._arrivals))
+        calls = self._arrivals.calls
+        status = self._scheduler.status(
+            self._tokens_generated, others=len(self._finished) + len(self._arrivals) - calls
+        )
+        return replace(status, running=status.running + calls)
 
     def close(self) -> None:
         """Free its resources; afterwards it can only be closed again."""
@@ -180,8 +189,18 @@ class EmulatedEngine:
         self._tokens_generated += rounds * rows.count
         ended = rows.advance(rounds)
         for row, reason in ended.items():
-            self._finished.append(self._completion(row, reason))
+            if reason == "tool":
+                self._call_tool(row)
+            else:
+                self._finished.append(self._completion(row, reason))
         self._scheduler.remove_rows(ended)
+
+    def _call_tool(self, row: int) -> None:
+        """The request of `row` continues with its KV when its call has ended."""
+        rows = self._scheduler.rows
+        kv = KV(int(rows.length[row]) - 1, memoryview(b""))
+        resumed = replace(rows.requests[row], partial=replace(rows.partial(row), kv=kv))
+        self._arrivals.call(resumed, self._simulated_until + float(rows.call_s[row]))
 
     def _completion(self, row: int, reason: str) -> Completion:
         rows = self._scheduler.rows
@@ -248,48 +267,80 @@ def emulated_scheduling(
 
 
 class Arrivals:
-    """Transfers over one link, in submission order, of `token_s` emulated seconds per token.
+    """Requests that are not in the batch yet: their KV is in transfer, or they call a tool.
 
-    Transfers overlap with the engine's rounds. Each request continues once its own KV has arrived.
+    Transfers take `token_s` emulated seconds per token over one link, in submission order, and overlap with the
+    engine's rounds. Each request continues once its own KV has arrived.
     """
 
     def __init__(self, token_s: float) -> None:
         self._token_s = token_s
-        self._arrivals: OrderedDict[str, tuple[float, Request]] = OrderedDict()
+        self._requests: dict[str, Request] = {}
+        self._entries: dict[str, int] = {}
+        """The number of the valid entry of `_times` of each request."""
+        self._calling: set[str] = set()
+        self._times: list[tuple[float, int, str]] = []
+        """A heap of the times of arrival; entries of released requests stay until they are due."""
+        self._added = 0
         self._link_free_at = -math.inf
 
     def __len__(self) -> int:
-        return len(self._arrivals)
+        return len(self._requests)
 
     def __contains__(self, trajectory_id: object) -> bool:
-        return trajectory_id in self._arrivals
+        return trajectory_id in self._requests
+
+    @property
+    def calls(self) -> int:
+        """How many of them call a tool."""
+        return len(self._calling)
 
     @property
     def next_at(self) -> float:
-        """When the next request arrives; infinite if none is in transfer."""
-        return next(iter(self._arrivals.values()))[0] if self._arrivals else math.inf
+        """When the next request arrives; infinite if none is on its way."""
+        while self._times and self._entries.get(self._times[0][2]) != self._times[0][1]:
+            heappop(self._times)
+        return self._times[0][0] if self._times else math.inf
 
-    def add(self, request: Request, tokens: int, now: float) -> None:
-        """Start the transfer of `tokens` KV tokens of `request`."""
+    def add(self, request: Request, tokens: int, now: float, call_s: float = 0.0) -> None:
+        """Start the transfer of `tokens` KV tokens of `request`, and then a tool call of `call_s` seconds."""
         self._link_free_at = max(self._link_free_at, now) + tokens * self._token_s
-        self._arrivals[request.trajectory_id] = self._link_free_at, request
+        self._put(request, self._link_free_at + call_s)
+        if call_s:
+            self._calling.add(request.trajectory_id)
+
+    def call(self, request: Request, until: float) -> None:
+        """`request` calls a tool `until` then."""
+        self._put(request, until)
+        self._calling.add(request.trajectory_id)
+
+    def _put(self, request: Request, at: float) -> None:
+        self._added += 1
+        name = request.trajectory_id
+        self._requests[name], self._entries[name] = request, self._added
+        heappush(self._times, (at, self._added, name))
 
     def take(self, now: float) -> list[Request]:
         """The requests that have arrived by `now`."""
         arrived = []
         while self.next_at <= now:
-            arrived.append(self._arrivals.popitem(last=False)[1][1])
+            arrived.append(self._pop(heappop(self._times)[2]))
         return arrived
+
+    def _pop(self, name: str) -> Request:
+        self._calling.discard(name)
+        del self._entries[name]
+        return self._requests.pop(name)
 
     def release(self, trajectory_ids: Collection[str]) -> dict[str, PartialResponse]:
         """Cancel the transfers of these requests; returns their partial responses."""
-        wanted = [name for name in dict.fromkeys(trajectory_ids) if name in self._arrivals]  # not in an order of hashes
-        return {name: _partial(self._arrivals.pop(name)[1]) for name in wanted}
+        wanted = [name for name in dict.fromkeys(trajectory_ids) if name in self]  # not in an order of hashes
+        return {name: _partial(self._pop(name)) for name in wanted}
 
     def generated(self, since: Mapping[str, int]) -> dict[str, PartialResponse]:
         """The tokens of these requests from position `since[id]` on."""
-        wanted = [name for name in since if name in self._arrivals]
-        return {name: _partial(self._arrivals[name][1]).since(since[name]) for name in wanted}
+        wanted = [name for name in since if name in self]
+        return {name: _partial(self._requests[name]).since(since[name]) for name in wanted}
 
 
 def _partial(request: Request) -> PartialResponse:

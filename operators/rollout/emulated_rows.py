@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from operators.rollout.engine import PartialResponse, Request
-from operators.rollout.kv_rows import KVRows, RowCopy
+from operators.rollout.kv_rows import KVRows, RowCopy, generation_limit
 from operators.rollout.random_streams import stream_key, uniforms
 from operators.rollout.response_lengths import Lengths
+from operators.rollout.tool_calls import ToolCall, ToolCalls
 
 
 class EmulatedRows(KVRows):
@@ -17,13 +20,18 @@ class EmulatedRows(KVRows):
     is smaller; one without stop tokens runs to its limit.
     """
 
-    def __init__(self, slots: int, context: int, vocabulary: int, lengths: Lengths) -> None:
+    def __init__(
+        self, slots: int, context: int, vocabulary: int, lengths: Lengths, tools: ToolCalls | None = None
+    ) -> None:
         super().__init__(slots, context)
-        self._vocabulary, self._lengths = vocabulary, lengths
+        self._vocabulary, self._lengths, self._tools = vocabulary, lengths, tools
         self._ends = np.zeros(slots, np.int64)
-        """The value of `generated` at which a row ends, by its limit or a stop token; hidden from the scheduler."""
+        """The value of `generated` at which a row ends, by its limit, a stop token or a tool call; hidden from the
+        scheduler."""
         self._stops = np.zeros(slots, bool)
         """Whether a row ends with a stop token."""
+        self.call_s = np.zeros(slots)
+        """Duration of the tool call with which a row ends, float64[slots]; 0: it ends otherwise."""
         self._sharing: dict[bytes, int] = {}
         """The number of rows of each prompt."""
         self._prefill = self._known = 0
@@ -37,10 +45,10 @@ class EmulatedRows(KVRows):
     def start(self, request: Request) -> int:
         self._prefill += self.prefill_tokens(request)
         row = super().start(request)
-        end, self._stops[row] = int(self.limit[row]), False
-        if request.sampling.stop_token_ids:
-            length = self._lengths(request.sampling.seed, request.trajectory_id)
-            end, self._stops[row] = min(end, length), length <= end
+        end, self._stops[row] = self._end_of(request)
+        generated, self.call_s[row] = int(self.generated[row]), 0.0
+        if (call := next((each for each in self._calls(request, end) if each.tokens > generated), None)) is not None:
+            end, self._stops[row], self.call_s[row] = call.tokens, False, call.seconds
         # A partial response of another engine may exceed the length given here: it ends with its next token.
         self._ends[row] = max(end, self.generated[row] + 1)
         self._known += int(self.length[row])
@@ -49,6 +57,24 @@ class EmulatedRows(KVRows):
         prompt = request.prompt.tobytes()
         self._sharing[prompt] = self._sharing.get(prompt, 0) + 1
         return row
+
+    def pending_call_s(self, request: Request) -> float:
+        """Duration of the tool call that a resumed request has yet to make, emulated seconds; 0: none."""
+        known = 0 if request.partial is None else len(request.partial.token_ids)
+        calls = self._calls(request, self._end_of(request)[0]) if known else ()
+        return next((each.seconds for each in calls if each.tokens == known), 0.0)
+
+    def _end_of(self, request: Request) -> tuple[int, bool]:
+        """The length of a response, and whether it ends with a stop token."""
+        limit = generation_limit(request, self.context)
+        if not request.sampling.stop_token_ids:
+            return limit, False
+        length = self._lengths(request.sampling.seed, request.trajectory_id)
+        return min(limit, length), length <= limit
+
+    def _calls(self, request: Request, length: int) -> Sequence[ToolCall]:
+        tools = self._tools
+        return () if tools is None else tools.of(request.sampling.seed, request.trajectory_id, length)
 
     def prefill_tokens(self, request: Request) -> int:
         """A prompt that a row shares is not computed again, as in engines with a prefix cache."""
@@ -61,7 +87,7 @@ class EmulatedRows(KVRows):
         return computed
 
     def advance(self, rounds: int) -> dict[int, str]:
-        """Advance every row by `rounds` tokens; returns the finish reason of each finished row."""
+        """Advance every row by `rounds` tokens; returns the finish reason of each row that ends, "tool" for a call."""
         count = self.count
         self.length[:count] += rounds
         self.generated[:count] += rounds
@@ -71,7 +97,10 @@ class EmulatedRows(KVRows):
             return {}
         self._first_end = None
         ended = np.flatnonzero(self.generated[:count] >= self._ends[:count])
-        return {row: "stop" if self._stops[row] else "length" for row in ended.tolist()}
+        return {row: self._reason(row) for row in ended.tolist()}
+
+    def _reason(self, row: int) -> str:
+        return "tool" if self.call_s[row] else "stop" if self._stops[row] else "length"
 
     def first_end(self) -> int:
         """Rounds until the first of one or more rows ends."""
@@ -95,7 +124,7 @@ class EmulatedRows(KVRows):
         return super().remove(rows)
 
     def _columns(self) -> tuple[np.ndarray, ...]:
-        return (*super()._columns(), self._ends, self._stops)
+        return (*super()._columns(), self._ends, self._stops, self.call_s)
 
 
 def synthetic_response(request: Request, start: int, end: int, vocabulary: int, stopped: bool) -> PartialResponse:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from infra.setting_types import CheckedSettings, NonNegative, NonNegativeInt, PositiveInt, Share
+from infra.setting_types import CheckedSettings, NonNegative, NonNegativeInt, Positive, PositiveInt, Share
 
 DEFAULT_CONTEXT = 18_432
 """Default context in real tokens: 2K of prompt and 16K of response."""
@@ -88,12 +88,33 @@ class SpeculationEmulation(CheckedSettings):
 
 
 @dataclass(frozen=True)
+class ToolsEmulation(CheckedSettings):
+    """Calls of tools during emulated responses. Raises ValueError naming the field that is invalid.
+
+    A request leaves the batch while its call is under way, and continues with its KV, which does not count meanwhile:
+    an engine may evict it. A call that is moved to another replica starts again there.
+    """
+
+    most_calls: NonNegativeInt = 0
+    """A response makes 1 to this many calls, at equal distances; 0: none."""
+    p50_s: Positive = 10.0
+    """Median duration of a call in emulated seconds."""
+    p99_s: Positive = 300.0
+    """99th percentile of the duration of a call."""
+
+    def _check(self) -> None:
+        if self.p50_s > self.p99_s:
+            raise ValueError(f"p50_s must be at most p99_s, not {self.p50_s} and {self.p99_s}")
+
+
+@dataclass(frozen=True)
 class EngineEmulation(CheckedSettings):
     """The engine that a replica emulates. Raises ValueError naming the field that is invalid."""
 
     roofline: RooflineConfig = field(default_factory=RooflineConfig)
     lengths: LengthsConfig = field(default_factory=LengthsConfig)
     speculation: SpeculationEmulation = field(default_factory=SpeculationEmulation)
+    tools: ToolsEmulation = field(default_factory=ToolsEmulation)
     stride: PositiveInt = 1
     """Real tokens per emulated token."""
     block: PositiveInt = 16

@@ -26,8 +26,14 @@ def open_lengths(config: LengthsConfig) -> Lengths:
 
 
 def _lognormal(p50: float, p99: float) -> Lengths:
+    of = lognormal(p50, p99)
+    return lambda seed, trajectory_id: max(1, round(of(_uniform(seed, trajectory_id))))
+
+
+def lognormal(p50: float, p99: float) -> Callable[[float], float]:
+    """The quantile function of a lognormal distribution with this median and 99th percentile."""
     normal = NormalDist(math.log(p50), max(math.log(p99 / p50) / _P99, 1e-12))
-    return lambda seed, trajectory_id: max(1, round(math.exp(normal.inv_cdf(_uniform(seed, trajectory_id)))))
+    return lambda share: math.exp(normal.inv_cdf(share))
 
 
 def _lengths_of_file(file: Path) -> Lengths:
@@ -65,5 +71,9 @@ def _rows(file: Path) -> Iterator[Any]:
 
 
 def _uniform(seed: int, trajectory_id: str) -> float:
+    return unit_draw(seed, trajectory_id, "length")
+
+
+def unit_draw(seed: int, trajectory_id: str, what: str) -> float:
     """One number in (0, 1), from a stream of its own: tokens are drawn from the stream of the plain id."""
-    return min((stream_key(seed, f"{trajectory_id}\0length") + 0.5) * _UNIT, 1 - 2.0**-53)
+    return min((stream_key(seed, f"{trajectory_id}\0{what}") + 0.5) * _UNIT, 1 - 2.0**-53)

@@ -51,11 +51,10 @@ def test_paper_prints_means_over_all_scales(main: Main) -> None:
     assert "scaling efficiency of all: 6.2 % (paper 53.7 %)" in output
 
 
-def test_paper_compares_with_the_papers_split_alone(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "+81.2 %" in main("--beyond")  # 13/16 for the trainer
-    others = [(name, point) for name, point in paper.beyond() if name != paper.PAPERS_SPLIT]
-    monkeypatch.setattr(paper, "beyond", lambda: iter(others))
-    assert "+0.0 %" not in main("--beyond", "--known")
+def test_paper_prints_tool_use_by_itself(main: Main) -> None:
+    output = main("--scales", "small")
+    assert output.count("over stream: mean 2.00") == 2
+    assert "tool use, over stream: mean 2.00, most 2.00 (paper, of all scales: 1.21 to 5.42" in output
 
 
 def test_paper_does_not_show_results_of_other_code(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,12 +77,12 @@ def test_72b_trains_on_as_many_gpus_as_in_the_paper() -> None:
 
 
 def test_every_point_is_a_cluster_of_all_its_gpus() -> None:
-    points = [Point(*names) for names in product(MODELS, SCALES, SCHEDULES)]
-    for point in [*points, *dict(paper.beyond()).values()]:
+    for point in (Point(*names) for names in product(MODELS, SCALES, SCHEDULES)):
         cluster, (train, replicas) = cluster_of(point, 1, 0, 5), point.split()
         assert (cluster.gpus, cluster.train_gpus, cluster.replicas) == (point.gpus, train, replicas), point
         wanted = {"7B": 1 if point.schedule in ("laminar", "partial_rollout") else 2, "32B": 4, "72B": 8}
-        assert cluster.gpus_per_replica == wanted[point.model]
+        assert cluster.gpus_per_replica == wanted[point.model.removesuffix("-tool")]
+        assert bool(cluster.config.rollout.emulation.tools.most_calls) == (point.model == "7B-tool")
 
 
 def test_prediction_of_a_point_has_all_figures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,17 +10,14 @@ import numpy as np
 from operators.rollout.emulated_engine import EmulatedEngine
 from operators.rollout.emulated_rows import EmulatedRows
 from operators.rollout.engine import Completion, PartialResponse
-from operators.rollout.response_lengths import Lengths
-from operators.rollout.roofline import Roofline
-from operators.rollout.scheduler import SchedulerConfig
 from schemas.records import KVManifest, PolicyVersion
 
 
 class CountedRows(EmulatedRows):
     """Rows whose partial responses are views of one array of zeros: the right lengths without contents."""
 
-    def __init__(self, slots: int, context: int, vocabulary: int, lengths: Lengths) -> None:
-        super().__init__(slots, context, vocabulary, lengths)
+    def __init__(self, slots: int, context: int, *options: Any) -> None:
+        super().__init__(slots, context, *options)
         self._tokens, self._logprobs = np.zeros(context, np.int32), np.zeros(context, np.float32)
 
     def partial(self, row: int, start: int = 0, drop: int = 0) -> PartialResponse:
@@ -29,11 +26,9 @@ class CountedRows(EmulatedRows):
 
 
 class CountedEngine(EmulatedEngine):
-    """An `EmulatedEngine` over `CountedRows`; `options` are those of that one."""
+    """An `EmulatedEngine` over `CountedRows`."""
 
-    def __init__(self, config: SchedulerConfig, roofline: Roofline, lengths: Lengths, **options: Any) -> None:
-        super().__init__(config, roofline, lengths, **options)
-        self._scheduler.rows = CountedRows(config.slots, config.context, config.vocabulary, lengths)
+    _rows = CountedRows
 
     def _completion(self, row: int, reason: str) -> Completion:
         rows = self._scheduler.rows

@@ -26,6 +26,7 @@ from operators.rollout.emulated_engine import emulated_scheduling
 from operators.rollout.replica import Replica, ReplicaEvent, ReplicaOrder
 from operators.rollout.response_lengths import Lengths, open_lengths
 from operators.rollout.roofline import Roofline
+from operators.rollout.tool_calls import ToolCalls
 from pipelines.simulate.prediction.cluster import Cluster
 from pipelines.simulate.prediction.counted_engine import CountedEngine, CountedKVTransfers
 from pipelines.simulate.prediction.measurement import Measurement
@@ -66,6 +67,7 @@ class PredictedWorld:
         self.measurement = Measurement(cluster)
         emulation = config.rollout.emulation
         self._lengths = lengths or open_lengths(emulation.lengths)
+        self._tools = ToolCalls(emulation.tools)
         speculation = emulation.speculation if config.rollout.speculation else None
         self._roofline = Roofline(emulation.roofline, emulation.stride, speculation)
         self._scheduling = emulated_scheduling(
@@ -112,6 +114,7 @@ class PredictedWorld:
             time_scale=self._scale,
             clock=self._clock,
             status_refresh_s=config.rollout.heartbeat_s,
+            tools=self._tools,
         )
         transfers: Any = CountedKVTransfers() if config.rollout.kv_megabytes else None
         replica = Replica(
@@ -266,8 +269,10 @@ class PredictedWorld:
         task, rollout = self._task, self._cluster.config.rollout
         pace = self._roofline.pace(rollout.most_slots, self._scheduling.kv_capacity, 0)
         config = self._cluster.config
-        tokens = config.experience.global_batch * config.context * config.rollout.emulation.stride
-        return 20 * (task.max_new_tokens * pace.first_s + config.trainer.emulation.seconds(tokens)) / self._scale
+        emulation = config.rollout.emulation
+        tokens = config.experience.global_batch * config.context * emulation.stride
+        response_s = task.max_new_tokens * pace.first_s + emulation.tools.most_calls * emulation.tools.p99_s
+        return 20 * (response_s + config.trainer.emulation.seconds(tokens)) / self._scale
 
     def _clock(self) -> float:
         return self.scheduler.now

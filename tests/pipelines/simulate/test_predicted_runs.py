@@ -77,6 +77,15 @@ def test_prediction_moves_trajectories_with_their_kv(worlds: dict) -> None:
     assert sum(each.replica.kv_recomputed for each in world.replicas.values()) == 0
 
 
+def test_prediction_waits_for_tools(worlds: dict) -> None:
+    """On average 2.5 calls of at least 20 s, which all replicas overlap with other work."""
+    tools = {"lengths": {"p50": 200, "p99": 1000}, "tools": {"most_calls": 4, "p50_s": 20.0, "p99_s": 30.0}}
+    found = PredictedWorld(small_cluster(rollout__emulation=tools)).run().prediction()
+    plain = worlds["laminar"][2]
+    assert found.latency_s > plain.latency_s + 30.0
+    assert found.trained_tokens_per_s < plain.trained_tokens_per_s
+
+
 def test_prediction_costs_no_more_events_for_longer_responses() -> None:
     def events(factor: int) -> int:
         lengths = {"p50": 100 * factor, "p99": 500 * factor}
