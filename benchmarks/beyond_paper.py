@@ -23,7 +23,6 @@ from rich.table import Table
 
 from benchmarks.paper import P50, P99, Point, predict, speed_of
 from benchmarks.results import SIMULATED_CODE, Result, Results, add_results, code_hash
-from infra.runners.garbage_collection import reduce_gc_frequency
 from operators.placement import moves, place_trajectories, repack
 from operators.placement.waiting_work import WaitingWork
 from operators.placement.work_table import Work
@@ -98,7 +97,6 @@ def main() -> None:
     arguments.add_argument("--seed", type=int, default=0)
     add_results(arguments, "runs/beyond_paper.json")
     options = arguments.parse_args()
-    reduce_gc_frequency()
     results, rows = Results(options.results), dict[str, Result]()
     code = code_hash(*SIMULATED_CODE, Path(__file__), Path(__file__).with_name("paper.py"))
     for name, variant in variants():

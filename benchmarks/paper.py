@@ -29,7 +29,6 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.results import SIMULATED_CODE, Result, Results, add_results, code_hash
-from infra.runners.garbage_collection import reduce_gc_frequency
 from pipelines.config import parse_config
 from pipelines.simulate.prediction.cluster import Cluster, Overheads
 from pipelines.simulate.prediction.world import PredictedWorld
@@ -243,7 +242,6 @@ def main() -> None:
     arguments.add_argument("--seed", type=int, default=0)
     add_results(arguments, "runs/paper.json")
     options = arguments.parse_args()
-    reduce_gc_frequency()
     results = Results(options.results)
     points = {
         f"{model} {SCALES[scale][model]} {schedule}": Point(model, scale, schedule)

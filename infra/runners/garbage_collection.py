@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 THRESHOLDS = (50_000, 20, 50)
 """Allocations between two collections of generation 0, and collections between those of generations 1 and 2."""
@@ -24,3 +26,15 @@ def reduce_gc_frequency() -> None:
     gc.collect()
     gc.freeze()
     collect_rarely()
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Within this context the collector does not run: for work of bounded length that makes hardly any cycles."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

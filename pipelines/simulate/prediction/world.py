@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from infra.kafka.properties import ClientProperties
+from infra.runners.garbage_collection import without_collections
 from infra.simulation.scheduler import EventScheduler
 from operators.io.config import ShardConfig
 from operators.io.elements import PartitionKey, Polled, ReceivedRecord, Restored
@@ -91,7 +92,8 @@ class PredictedWorld:
         self._publish_version(0)
         while not self.scheduler.stopped:
             steps, until = len(self.training.steps), self.scheduler.now + self._limit_s()
-            self.scheduler.run(until)
+            with without_collections():  # a sixth of the CPU time
+                self.scheduler.run(until)
             if not self.scheduler.stopped and len(self.training.steps) == steps:
                 raise ValueError(
                     f"no batch was trained for {self._limit_s():,.0f} s after step {steps} of {goal}: "
