@@ -225,6 +225,7 @@ def predict(point: Point, part: int, seed: int, steps: int) -> Result:
     return {
         **{name: value for name, value in found.to_json().items() if isinstance(value, int | float)},
         "finish_staleness": list(found.finish_staleness),
+        "kv_cycle": measured.kv_cycle(),
         "tokens_per_s": found.trained_tokens_per_s * parts,
         "cpu_s": cpu,
         "trajectories_per_cpu_s": found.trajectories / cpu,
@@ -262,7 +263,7 @@ def main() -> None:
         return
     console = Console(width=120)
     console.print(_table(rows, options))
-    for line in (*speed_of(rows), *_summary(rows), *_staleness(rows)):
+    for line in (*speed_of(rows), *_summary(rows), *_staleness(rows), *_kv_cycles(rows)):
         console.print(line)
 
 
@@ -327,6 +328,14 @@ def _staleness(rows: Mapping[str, Result]) -> Iterator[str]:
             each = ", ".join(f"{age}: {100 * share:.0f} %" for age, share in enumerate(shares))
             mean = sum(age * share for age, share in enumerate(shares))
             yield f"staleness at the finish, {name}: mean {mean:.2f}; {each} (paper: mean about 1.2, never above 4)"
+
+
+def _kv_cycles(rows: Mapping[str, Result]) -> Iterator[str]:
+    """The KV use of a replica from the load of a version to that of the next, under the schedule laminar."""
+    for name, row in rows.items():
+        if name.endswith(" laminar") and row["kv_cycle"]:
+            each = " ".join(f"{100 * use:.0f}" for use in row["kv_cycle"])
+            yield f"KV use in tenths of a version's time, {name}: {each} % (paper: rises to 99 %, then falls)"
 
 
 if __name__ == "__main__":

@@ -21,7 +21,12 @@ def invented(point: Point, part: int, seed: int, steps: int) -> dict[str, Any]:
     rate = (2000.0 if point.schedule == "laminar" else 1000.0) * (1 + point.train_share)
     shares = dict.fromkeys(("kv_use", "rollout_idle", "trainer_idle"), 0.5)
     times = {"trajectories_per_cpu_s": 10.0, "speed": 100.0}
-    staleness = {"staleness_mean": 1.0, "staleness_max": 2, "finish_staleness": [0.25, 0.5, 0.25]}
+    staleness = {
+        "staleness_mean": 1.0,
+        "staleness_max": 2,
+        "finish_staleness": [0.25, 0.5, 0.25],
+        "kv_cycle": [0.1, 0.9],
+    }
     return {"tokens_per_s": rate, **shares, **times, **staleness}
 
 
@@ -42,6 +47,7 @@ def test_paper_prints_speed_ups_and_staleness(main: Main) -> None:
     output = main("--models", "32B", "--scales", "small")
     assert "over synchronous: mean 2.00, most 2.00 (paper, of all scales: 2.56, 5.49)" in output
     assert "staleness at the finish, 32B 32 laminar: mean 1.00; 0: 25 %, 1: 50 %, 2: 25 %" in output
+    assert "KV use in tenths of a version's time, 32B 32 laminar: 10 90 %" in output
 
 
 def test_paper_prints_means_over_all_scales(main: Main) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,6 +48,16 @@ class Prediction:
         return asdict(self)
 
 
+class Beat(NamedTuple):
+    """What a replica said at a time of the clock. `version` is the number of its weights, None before the first."""
+
+    at: float
+    kv_use: float
+    idle: bool
+    tokens: int
+    version: int | None
+
+
 class Measurement:
     """Collects the events of a run."""
 
@@ -56,8 +67,8 @@ class Measurement:
         self._assigned: dict[str, float] = {}
         self._ended: list[tuple[float, float, int]] = []
         """At, latency and staleness of each finished trajectory, in seconds of the clock."""
-        self.beats: dict[int, list[tuple[float, float, bool, int, int]]] = defaultdict(list)
-        """By replica: time, KV use, idle, tokens generated, waiting."""
+        self.beats: dict[int, list[Beat]] = defaultdict(list)
+        """By replica."""
         self.moves: Counter[str] = Counter()
         self.steps: Sequence[TrainedStep] = ()
         self._until = 0.0
@@ -82,7 +93,8 @@ class Measurement:
         """A replica has sent its status."""
         use = status.kv_used / status.kv_capacity if status.kv_capacity else 0.0
         idle = status.running + status.waiting == 0
-        self.beats[status.replica].append((now, use, idle, status.tokens_generated, status.waiting))
+        version = None if status.policy_version is None else status.policy_version.number
+        self.beats[status.replica].append(Beat(now, use, idle, status.tokens_generated, version))
 
     def finish(self, now: float, steps: Sequence[TrainedStep]) -> None:
         """The run has ended."""
@@ -130,6 +142,19 @@ class Measurement:
             gpu_hours_per_billion_tokens=self._cluster.gpus * seconds / 3600 / (tokens / 1e9),
         )
 
+    def kv_cycle(self, parts: int = 10) -> tuple[float, ...]:
+        """Mean KV use in each of `parts` equal parts of the time for which a replica has a version; empty if no replica
+        has had one for so many heartbeats. The first and the last version of a replica do not count.
+        """
+        cycles = []
+        for beats in self.beats.values():
+            spells = [list(spell) for _, spell in groupby(beats, lambda beat: beat.version)]
+            for spell in spells[2:-1]:  # without the one before the first version
+                if len(spell) >= parts:
+                    uses = [beat.kv_use for beat in spell]
+                    cycles.append([float(np.mean(part)) for part in np.array_split(uses, parts)])
+        return tuple(np.mean(cycles, axis=0).tolist()) if cycles else ()
+
     def _bubbles(self, trainer_idle: float, rollout_idle: float) -> float:
         cluster = self._cluster
         rollouts = cluster.replicas * cluster.gpus_per_replica
@@ -139,12 +164,12 @@ class Measurement:
 
     def _spans(self, replica: int, begin: float, end: float) -> tuple[float, float, float]:
         """Mean KV use, idle share and tokens/s of a replica between two times; each status holds until the next."""
-        beats = [each for each in self.beats[replica] if begin <= each[0] <= end]
+        beats = [each for each in self.beats[replica] if begin <= each.at <= end]
         if len(beats) < 2:
             return 0.0, 1.0, 0.0
-        times = np.diff([at for at, *_ in beats])
+        times = np.diff([each.at for each in beats])
         total = float(times.sum()) or 1.0
-        use = float(times @ np.array([each[1] for each in beats[:-1]])) / total
-        idle = float(times @ np.array([each[2] for each in beats[:-1]], float)) / total
-        gained = np.diff([each[3] for each in beats])
+        use = float(times @ np.array([each.kv_use for each in beats[:-1]])) / total
+        idle = float(times @ np.array([each.idle for each in beats[:-1]], float)) / total
+        gained = np.diff([each.tokens for each in beats])
         return use, idle, float(gained[gained > 0].sum()) / total

@@ -77,6 +77,17 @@ def test_prediction_moves_trajectories_with_their_kv(worlds: dict) -> None:
     assert sum(each.replica.kv_recomputed for each in world.replicas.values()) == 0
 
 
+def test_prediction_shows_how_kv_fills_and_empties() -> None:
+    cluster = small_cluster(rollout__heartbeat_s=0.2)
+    measurement = Measurement(cluster)
+    assert measurement.kv_cycle() == ()
+    measurement = PredictedWorld(cluster).run()
+    cycle = measurement.kv_cycle(5)
+    assert max(cycle[:-1]) > cycle[-1]
+    beats = [beat for beats in measurement.beats.values() for beat in beats]
+    assert {beat.version for beat in beats} <= {None, *range(7)}
+
+
 def test_prediction_waits_for_tools(worlds: dict) -> None:
     """On average 2.5 calls of at least 20 s, which all replicas overlap with other work."""
     tools = {"lengths": {"p50": 200, "p99": 1000}, "tools": {"most_calls": 4, "p50_s": 20.0, "p99_s": 30.0}}
