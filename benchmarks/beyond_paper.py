@@ -24,6 +24,7 @@ from rich.table import Table
 
 from benchmarks.paper import P50, P99, Point, predict, speed_of
 from benchmarks.results import SIMULATED_CODE, Result, Results, add_results, code_hash
+from operators.io.elements import ReceivedRecord
 from operators.placement import moves, place_trajectories, repack
 from operators.placement.waiting_work import WaitingWork
 from operators.placement.work_table import Work
@@ -39,12 +40,19 @@ FEW = "896 GPUs train: generation limits"
 class LongestTrueFirst(WaitingWork):
     """Waiting work whose training group of the largest true mean length comes first."""
 
+    _unordered = False
+
+    def add(self, received: ReceivedRecord) -> None:
+        super().add(received)
+        self._unordered = True
+
     def head(self, purpose: Purpose) -> Work | None:
-        queue = self._queues[purpose]
-        if purpose == "train" and queue and not queue[0].work.member:
+        queue = self._queues["train"]
+        if self._unordered and queue and not queue[0].work.member:
             ordered = sorted(queue, key=lambda entry: -_tokens(entry.work.prompt))
             queue.clear()
             queue.extend(ordered)
+            self._unordered = False
         return super().head(purpose)
 
 
