@@ -1,6 +1,6 @@
 """What goes beyond the Laminar paper, one by one: 72B on 1,024 GPUs with the schedule `laminar`, predicted.
 
-    python -m benchmarks.beyond_paper [--part 8] [--steps 5] [--known] [--json]
+    python -m benchmarks.beyond_paper [--part 1] [--steps 5] [--known] [--json]
 
 The cluster is that of benchmarks/paper.py. Each indented row changes one thing of the row above that is not indented.
 With the paper's split the trainer limits the speed, so what helps generation is changed where fewer GPUs generate.
@@ -106,7 +106,7 @@ def variants() -> Iterator[tuple[str, Variant]]:
 def main() -> None:
     """Predict and print."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    arguments.add_argument("--part", type=int, default=8, choices=(1, 2, 4, 8), help="predict this part of it")
+    arguments.add_argument("--part", type=int, default=1, choices=(1, 2, 4, 8), help="predict this part of it")
     arguments.add_argument("--steps", type=int, default=5)
     arguments.add_argument("--seed", type=int, default=0)
     add_results(arguments, "runs/beyond_paper.json")
