@@ -48,7 +48,7 @@ class Prediction:
         return asdict(self)
 
 
-class Beat(NamedTuple):
+class LoadSample(NamedTuple):
     """What a replica said at a time of the clock. `version` is the number of its weights, None before the first."""
 
     at: float
@@ -67,7 +67,7 @@ class Measurement:
         self._assigned: dict[str, float] = {}
         self._ended: list[tuple[float, float, int]] = []
         """At, latency and staleness of each finished trajectory, in seconds of the clock."""
-        self.beats: dict[int, list[Beat]] = defaultdict(list)
+        self.beats: dict[int, list[LoadSample]] = defaultdict(list)
         """By replica."""
         self.moves: Counter[str] = Counter()
         self.steps: Sequence[TrainedStep] = ()
@@ -94,7 +94,7 @@ class Measurement:
         use = status.kv_used / status.kv_capacity if status.kv_capacity else 0.0
         idle = status.running + status.waiting == 0
         version = None if status.policy_version is None else status.policy_version.number
-        self.beats[status.replica].append(Beat(now, use, idle, status.tokens_generated, version))
+        self.beats[status.replica].append(LoadSample(now, use, idle, status.tokens_generated, version))
 
     def finish(self, now: float, steps: Sequence[TrainedStep]) -> None:
         """The run has ended."""
