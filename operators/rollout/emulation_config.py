@@ -101,6 +101,8 @@ class ToolsEmulation(CheckedSettings):
     """Median duration of a call in emulated seconds."""
     p99_s: Positive = 300.0
     """99th percentile of the duration of a call."""
+    limit_s: Positive = 600.0
+    """A call ends after so many emulated seconds at the latest."""
 
     def _check(self) -> None:
         if self.p50_s > self.p99_s:

@@ -16,10 +16,11 @@ class ToolCall(NamedTuple):
 
 
 class ToolCalls:
-    """The calls of responses: 1 to `most_calls` of each, at equal distances, of lognormal duration."""
+    """The calls of responses: 1 to `most_calls` of each, at equal distances, of limited lognormal duration."""
 
     def __init__(self, config: ToolsEmulation) -> None:
         self._most, self._durations = config.most_calls, lognormal(config.p50_s, config.p99_s)
+        self._limit_s = config.limit_s
 
     def of(self, seed: int, trajectory_id: str, length: int) -> list[ToolCall]:
         """The calls of a response of `length` tokens, in order."""
@@ -27,4 +28,5 @@ class ToolCalls:
             return []
         calls = 1 + int(unit_draw(seed, trajectory_id, "calls") * self._most)
         places = sorted({length * number // (calls + 1) for number in range(1, calls + 1)} - {0})
-        return [ToolCall(at, self._durations(unit_draw(seed, trajectory_id, f"call {at}"))) for at in places]
+        drawn = (self._durations(unit_draw(seed, trajectory_id, f"call {at}")) for at in places)
+        return [ToolCall(at, min(seconds, self._limit_s)) for at, seconds in zip(places, drawn, strict=True)]

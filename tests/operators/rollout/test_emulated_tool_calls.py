@@ -53,6 +53,7 @@ def test_calls_are_spread_over_a_response() -> None:
     seconds = [call.seconds for each in drawn for call in each]
     assert np.median(seconds) == pytest.approx(10.0, rel=0.1)
     assert np.quantile(seconds, 0.99) == pytest.approx(300.0, rel=0.3)
+    assert max(seconds) == 600.0
     assert calls.of(0, "p5.0", 900) == drawn[5]
     assert calls.of(0, "p5.0", 1) == []
 
