@@ -92,7 +92,8 @@ class ToolsEmulation(CheckedSettings):
     """Calls of tools during emulated responses. Raises ValueError naming the field that is invalid.
 
     A request leaves the batch while its call is under way, and continues with its KV, which does not count meanwhile:
-    an engine may evict it. A call that is moved to another replica starts again there.
+    an engine may evict it. A call starts again if its request moves to another replica, or is interrupted for newer
+    weights.
     """
 
     most_calls: NonNegativeInt = 0
