@@ -9,7 +9,6 @@ Longest first begins the groups in the order of their true mean lengths: no pred
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -22,8 +21,8 @@ from unittest.mock import patch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.paper import P50, P99, Point, predict, speed_of
-from benchmarks.results import SIMULATED_CODE, Result, Results, add_results, code_hash
+from benchmarks.paper import P50, P99, Point, predict, predicted_rows, prediction_arguments, speed_of
+from benchmarks.results import Result
 from operators.io.elements import ReceivedRecord
 from operators.placement import moves, place_trajectories, repack
 from operators.placement.waiting_work import WaitingWork
@@ -105,20 +104,9 @@ def variants() -> Iterator[tuple[str, Variant]]:
 
 def main() -> None:
     """Predict and print."""
-    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    arguments.add_argument("--part", type=int, default=1, choices=(1, 2, 4, 8), help="predict this part of it")
-    arguments.add_argument("--steps", type=int, default=5)
-    arguments.add_argument("--seed", type=int, default=0)
-    add_results(arguments, "runs/beyond_paper.json")
-    options = arguments.parse_args()
-    results, rows = Results(options.results), dict[str, Result]()
-    code = code_hash(*SIMULATED_CODE, Path(__file__), Path(__file__).with_name("paper.py"))
-    for name, variant in variants():
-        key = f"{name} part={options.part} steps={options.steps} seed={options.seed} code={code}"
-        if not options.known:
-            results.add(key, partial(variant.predict, options.part, options.seed, options.steps))
-        if found := results.get(key):
-            rows[name] = found
+    options = prediction_arguments(__doc__, 1, "runs/beyond_paper.json").parse_args()
+    predictions = {name: (name, variant.predict) for name, variant in variants()}
+    rows = predicted_rows(options, predictions, Path(__file__))
     if options.json:
         print(json.dumps(rows))
         return

@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -235,29 +235,17 @@ def predict(point: Point, part: int, seed: int, steps: int) -> Result:
 
 def main() -> None:
     """Predict and print."""
-    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    arguments = prediction_arguments(__doc__, 8, "runs/paper.json")
     arguments.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     arguments.add_argument("--scales", nargs="+", default=list(SCALES), choices=list(SCALES))
-    arguments.add_argument("--part", type=int, default=8, choices=(1, 2, 4, 8, 16), help="predict this part of it")
-    arguments.add_argument("--steps", type=int, default=5)
-    arguments.add_argument("--seed", type=int, default=0)
-    add_results(arguments, "runs/paper.json")
     options = arguments.parse_args()
-    results = Results(options.results)
     points = {
         f"{model} {SCALES[scale][model]} {schedule}": Point(model, scale, schedule)
         for scale in options.scales
         for model in options.models
         for schedule in SCHEDULES
     }
-    rows: dict[str, Result] = {}
-    code = code_hash(*SIMULATED_CODE, Path(__file__))
-    for name, point in points.items():
-        key = f"{point} part={options.part} steps={options.steps} seed={options.seed} code={code}"
-        if not options.known:
-            results.add(key, partial(predict, point, options.part, options.seed, options.steps))
-        if found := results.get(key):
-            rows[name] = found
+    rows = predicted_rows(options, {name: (str(point), partial(predict, point)) for name, point in points.items()})
     if options.json:
         print(json.dumps(rows))
         return
@@ -265,6 +253,33 @@ def main() -> None:
     console.print(_table(rows, options))
     for line in (*speed_of(rows), *_summary(rows), *_staleness(rows), *_kv_cycles(rows)):
         console.print(line)
+
+
+def prediction_arguments(doc: str, part: int, results: str) -> argparse.ArgumentParser:
+    """The arguments of a command that predicts clusters, by default such a part of each, with the text `doc`."""
+    arguments = argparse.ArgumentParser(description=doc.partition("\n")[0])
+    arguments.add_argument("--part", type=int, default=part, choices=(1, 2, 4, 8, 16), help="predict this part of it")
+    arguments.add_argument("--steps", type=int, default=5)
+    arguments.add_argument("--seed", type=int, default=0)
+    add_results(arguments, results)
+    return arguments
+
+
+def predicted_rows(
+    options: argparse.Namespace, predictions: Mapping[str, tuple[str, Callable[[int, int, int], Result]]], *code: Path
+) -> dict[str, Result]:
+    """The result of each row, with `--known` of those that have one. `predictions` have what identifies a row among the
+    results, and its prediction by part, seed and steps. Results depend on this file and on `code`.
+    """
+    results, rows = Results(options.results), dict[str, Result]()
+    version = code_hash(*SIMULATED_CODE, Path(__file__), *code)
+    for name, (identity, prediction) in predictions.items():
+        key = f"{identity} part={options.part} steps={options.steps} seed={options.seed} code={version}"
+        if not options.known:
+            results.add(key, partial(prediction, options.part, options.seed, options.steps))
+        if found := results.get(key):
+            rows[name] = found
+    return rows
 
 
 def speed_of(rows: Mapping[str, Result]) -> Iterator[str]:

@@ -20,8 +20,8 @@ from infra.name_lookup import suggest_name
 CONSUMER, PRODUCER, ADMIN = "consumer", "producer", "admin"
 _EVERY = (CONSUMER, PRODUCER, ADMIN)
 METADATA_MAX_AGE_MS = 10_000
-"""How old a client's knowledge of leaders may be (default 5 min): a leader that is cut off from the other brokers
-answers without an error, so whoever reads from it sees nothing new until its client asks for metadata again."""
+"""How old a client's knowledge of leaders may be (default 5 min). A leader that is cut off from the other brokers
+responds without an error, and its readers see nothing new until they request metadata again."""
 _LOGIN_MODULES = {"PLAIN": "PlainLoginModule", "SCRAM-SHA-256": "ScramLoginModule", "SCRAM-SHA-512": "ScramLoginModule"}
 
 

@@ -15,7 +15,7 @@ from operators.rollout.emulation_config import DEFAULT_CONTEXT
 from operators.rollout.engine import Engine
 from operators.rollout.response_lengths import open_lengths
 from operators.rollout.roofline import Roofline
-from operators.rollout.tool_calls import ToolCalls
+from operators.rollout.tool_calls import open_tools
 from schemas.records import PolicyVersion, Prompt
 
 
@@ -64,7 +64,7 @@ class EmulatedBackend:
         )
         speculation = emulation.speculation if config.speculation else None
         self._roofline = Roofline(emulation.roofline, emulation.stride, speculation)
-        self._lengths, self._tools = open_lengths(emulation.lengths), ToolCalls(emulation.tools)
+        self._lengths, self._tools = open_lengths(emulation.lengths), open_tools(emulation.tools)
         self._pull_s, self._time_scale, self._clock = emulation.pull_s, time_scale, clock
         self.weights = AnnouncedWeights(keep_versions)
 

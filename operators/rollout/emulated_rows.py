@@ -60,9 +60,10 @@ class EmulatedRows(KVRows):
 
     def pending_call_s(self, request: Request) -> float:
         """Duration of the tool call that a resumed request has yet to make, emulated seconds; 0: none."""
-        known = 0 if request.partial is None else len(request.partial.token_ids)
-        calls = self._calls(request, self._end_of(request)[0]) if known else ()
-        return next((each.seconds for each in calls if each.tokens == known), 0.0)
+        if self._tools is None or request.partial is None:
+            return 0.0
+        calls = self._calls(request, self._end_of(request)[0])
+        return next((each.seconds for each in calls if each.tokens == len(request.partial.token_ids)), 0.0)
 
     def _end_of(self, request: Request) -> tuple[int, bool]:
         """The length of a response, and whether it ends with a stop token."""

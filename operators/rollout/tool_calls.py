@@ -15,6 +15,11 @@ class ToolCall(NamedTuple):
     seconds: float
 
 
+def open_tools(config: ToolsEmulation) -> ToolCalls | None:
+    """The calls of `config`; None if there are none."""
+    return ToolCalls(config) if config.most_calls else None
+
+
 class ToolCalls:
     """The calls of responses: 1 to `most_calls` of each, at equal distances, of limited lognormal duration."""
 
@@ -24,8 +29,6 @@ class ToolCalls:
 
     def of(self, seed: int, trajectory_id: str, length: int) -> list[ToolCall]:
         """The calls of a response of `length` tokens, in order."""
-        if not self._most:
-            return []
         calls = 1 + int(unit_draw(seed, trajectory_id, "calls") * self._most)
         places = sorted({length * number // (calls + 1) for number in range(1, calls + 1)} - {0})
         drawn = (self._durations(unit_draw(seed, trajectory_id, f"call {at}")) for at in places)

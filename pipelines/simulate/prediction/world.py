@@ -27,7 +27,7 @@ from operators.rollout.emulated_engine import emulated_scheduling
 from operators.rollout.replica import Replica, ReplicaEvent, ReplicaOrder
 from operators.rollout.response_lengths import Lengths, open_lengths
 from operators.rollout.roofline import Roofline
-from operators.rollout.tool_calls import ToolCalls
+from operators.rollout.tool_calls import open_tools
 from pipelines.simulate.prediction.cluster import Cluster
 from pipelines.simulate.prediction.counted_engine import CountedEngine, CountedKVTransfers
 from pipelines.simulate.prediction.measurement import Measurement
@@ -68,7 +68,7 @@ class PredictedWorld:
         self.measurement = Measurement(cluster)
         emulation = config.rollout.emulation
         self._lengths = lengths or open_lengths(emulation.lengths)
-        self._tools = ToolCalls(emulation.tools)
+        self._tools = open_tools(emulation.tools)
         speculation = emulation.speculation if config.rollout.speculation else None
         self._roofline = Roofline(emulation.roofline, emulation.stride, speculation)
         self._scheduling = emulated_scheduling(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +12,11 @@ from typing import Any
 import pytest
 from audit_records import assignment, experience, manifest, micro_batch, prompt, settled, trajectory
 from kafka import KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
+from markers import wait_for_markers
 from role_writer import write_as_role
 
 from infra.kafka import admin as kafka_admin
-from infra.kafka.admin import TopicSpec, admin_client, create_topics, end_offsets, stable_ends
+from infra.kafka.admin import TopicSpec, admin_client, create_topics, stable_ends
 from infra.kafka.broker import Broker
 from infra.kafka.note import Note
 from infra.kafka.properties import ClientProperties
@@ -204,8 +204,7 @@ def test_audit_ignores_aborted_and_waits_for_open_transactions(
             pauses.append(seconds)
             if sum(pauses) == 85.0:  # the transaction of a killed role lasts for its time-out, 60 s, and longer
                 end()
-                while end_offsets(admin, [name]) != end_offsets(admin, [name], committed=False):
-                    time.sleep(0.01)
+                wait_for_markers(run.client, name)
 
         with admin_client(run.client) as admin:
             with pytest.raises(RuntimeError, match="has been open for 40 s"):
