@@ -57,6 +57,9 @@ class Pool(Protocol):
     def wait(self, future: Future[Any], timeout_s: float | None) -> bool:
         """Wait for a submitted job; whether it has ended."""
 
+    def result(self, future: Future[T]) -> T:
+        """Wait for a submitted job, and return its result. Raises its error."""
+
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None: ...
 
 
@@ -87,7 +90,8 @@ class System(Protocol):
     def start_thread(self, name: str, work: Callable[[], None], *, vital: bool = False) -> Thread:
         """Start a thread. The process cannot work without a `vital` one: that may return, but not raise."""
 
-    def pool(self, threads: int, name: str) -> Pool: ...
+    def pool(self, threads: int, name: str, begin: Callable[[], None] = lambda: None) -> Pool:
+        """Threads that call `begin` first."""
 
     def listen(self, host: str, port: int, backlog: int) -> Listener:
         """Listen at `host`:`port` (0: any free port). Raises OSError."""
@@ -123,6 +127,9 @@ class ThreadPool(ThreadPoolExecutor):
     def wait(self, future: Future[Any], timeout_s: float | None) -> bool:
         return bool(wait([future], timeout_s).done)
 
+    def result(self, future: Future[T]) -> T:
+        return future.result()
+
 
 class OperatingSystem:
     """The services of the operating system."""
@@ -146,8 +153,8 @@ class OperatingSystem:
         thread.start()
         return thread
 
-    def pool(self, threads: int, name: str) -> ThreadPool:
-        return ThreadPool(threads, name)
+    def pool(self, threads: int, name: str, begin: Callable[[], None] = lambda: None) -> ThreadPool:
+        return ThreadPool(threads, name, begin)
 
     def listen(self, host: str, port: int, backlog: int) -> SocketListener:
         return SocketListener(host, port, backlog)

@@ -31,6 +31,7 @@ from operators.relay.config import RelayConfig
 from operators.rollout.config import RolloutConfig
 from operators.rollout.emulation_config import DEFAULT_CONTEXT
 from operators.score.config import Rubric, ScoreConfig
+from operators.trainer.config import BUILT_IN_LEARNER
 from operators.trainer.training_config import TrainingConfig
 from operators.trainer.warm_start_config import WarmStartConfig
 from pipelines.config_changes import apply_change, is_about_a_change
@@ -160,11 +161,9 @@ class Config:
                     f"{role}.shards is {shards}, but must be at most kafka.partitions, which is "
                     f"{self.kafka.partitions}: each shard needs a partition"
                 )
-        if self.emulated and self.trainer.shares > 1:
-            raise ValueError(
-                "trainer.ranks and trainer.batch_shares must be 1 for an emulated trainer, not "
-                f"{self.trainer.ranks} and {self.trainer.shares}"
-            )
+        if self.emulated_training and self.trainer.shares > 1:
+            found = f"{self.trainer.ranks} and {self.trainer.shares}"
+            raise ValueError(f"trainer.ranks and trainer.batch_shares must be 1 for an emulated trainer, not {found}")
         if self.rollout.dtype is None:
             dtype: Literal["float32", "bfloat16"] = "float32" if self.trainer.device == "cpu" else "bfloat16"
             object.__setattr__(self, "rollout", dataclasses.replace(self.rollout, dtype=dtype))
@@ -217,8 +216,13 @@ class Config:
 
     @property
     def emulated(self) -> bool:
-        """Whether rollouts and trainer are emulated: such a run has no model, no weights and no evaluation."""
+        """Whether rollouts are emulated: such a run has no model, no weights and no evaluation."""
         return self.rollout.engine == "emulated"
+
+    @property
+    def emulated_training(self) -> bool:
+        """Whether the trainer is emulated, too: it is unless `trainer.learner.name` names a learner."""
+        return self.emulated and self.trainer.learner.name == BUILT_IN_LEARNER
 
     @property
     def context(self) -> int:
@@ -379,9 +383,8 @@ def flattened(config: Config) -> dict[str, Any]:
 
 def _error_line(origin: str, problem: Mapping[str, Any], changed: Collection[str]) -> str:
     where = ".".join(str(part) for part in problem["loc"])
-    message = problem["msg"].removeprefix("Value error, ")
+    message, given = problem["msg"].removeprefix("Value error, "), problem.get("input")
     origin = "--set" if is_about_a_change(where, message, changed) else origin
-    given = problem.get("input")
     if problem["type"] in _OF_BOUNDS:
         section, _, name = re.sub(r"(\.\d+)+$", "", where).rpartition(".")  # without the number of an item
         return f"{origin}: {section}: {name} must be {requirement(problem.get('ctx', {'func': None}))}, not {given}"

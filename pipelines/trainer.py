@@ -21,7 +21,7 @@ def build(pipeline: beam.Pipeline, config: Config, rank: int = 0) -> None:
     inputs = [TopicInput(BATCHES, config.trainer.partitions_of(rank, config.experience.shards))]
     if rank == 0:
         inputs.append(topic_input(config, RELAY))
-        inputs += [] if config.emulated else [topic_input(config, RELAY_CHAIN, start="earliest")]
+        inputs += [] if config.emulated_training else [topic_input(config, RELAY_CHAIN, start="earliest")]
     owned = () if rank else ((RELAY, (0,)),)
     source = shard_config(config, "trainer", *inputs, owned=owned, index=rank, fast_poll=config.emulated)
     train, resumed = training_step(config, source, rank)

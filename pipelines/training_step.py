@@ -19,7 +19,7 @@ def checkpoints_of(config: Config) -> StorageFolder:
 
 def training_step(config: Config, source: ShardConfig, rank: int) -> tuple[FoldStep, ShardConfig]:
     """The step of `rank` over `source`, and `source` as it is read: from the newest checkpoint on."""
-    if config.emulated:
+    if config.emulated_training:
         scale, stride = config.run.time_scale, config.rollout.emulation.stride
         return EmulateTraining(config.trainer, source, scale, stride, config.experience.shards), source
     from operators.trainer.publishing import PublishSettings

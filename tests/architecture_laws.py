@@ -23,7 +23,7 @@ MAX_TEST_NAME = 60
 Breach = tuple[int, str]
 Law = Callable[[str, ast.Module], Iterator[Breach]]
 
-_TENSORS = ("infra/models/", "operators/rollout/", "operators/relay/", "operators/trainer/")
+_TENSORS = ("infra/models/", "operators/rollout/", "operators/relay/", "operators/trainer/", "pipelines/simulate/")
 VENDORS: dict[str, tuple[str, ...]] = {
     "kafka": ("infra/kafka/",),
     "vllm": tuple(f"operators/rollout/vllm_{part}.py" for part in ("engine", "sampling", "worker")),

@@ -37,6 +37,7 @@ from infra.kafka.group_progress import GroupProgress
 from infra.kafka.ledger_reader import read_committed
 from infra.kafka.log_gaps import check_position, check_topics, check_written, log_truncated, note_missing, traces_of
 from infra.kafka.note import Note, last_note, name_of, place_of
+from infra.kafka.owner_check import OwnerCheck
 from infra.kafka.present_leaders import check_present, read_bounds, write_aborted
 from infra.kafka.session_config import Input, Offsets, Partition, SessionConfig
 from infra.kafka.shard_layout import check_layout
@@ -100,6 +101,7 @@ class Session:
         self._begins: dict[Partition, int] = {}
         self._verified, self._group, self.progress = 0, GroupProgress(), CommitProgress()
         self._note_at: int | None = None
+        self._owner = OwnerCheck(config, self._clients)
         self._outputs = {name_of(place) for place in (config.restore, *config.ledger, *config.owned)}
         self._producer: Any = None
         self._consumer: Any = None
@@ -283,6 +285,11 @@ class Session:
             raise self._lose(kind, f"{found} is the last in {self.config.restore.topic}, {where}")
         with self._observer() as observer:
             check_outputs(observer, self.config.group, note.written)
+
+    def check_owner(self) -> None:
+        """Raise Fenced if a later start owns the shard; an idle session asks once in OWNER_S."""
+        if (start := self._owner.successor(self.start, self.commits, self._note_at)) is not None:
+            raise self._lose(Fenced, f"start {start} owns it")
 
     def close(self, patience_s: float = 1.0) -> None:
         """Close both connections after a commit in progress; a longer one is aborted by the successor's fence."""

@@ -28,12 +28,13 @@ class SimulatedProcess:
         """Ends the fibers by calling its argument, and frees what a kernel frees then."""
         self._ended = ended
         self._fibers: list[Fiber] = []
-        self._paused_until = 0.0
+        self.paused_until = 0.0
+        """It does not run before this time."""
 
     def start(self, name: str, body: Callable[[], None], *, vital: bool = True) -> None:
         """Start a thread of this process. The process ends with a vital one, and with an error of any other."""
         fiber = self.scheduler.start(f"{self.name} {name}", body, self._fiber_ended if vital else self._worker_ended)
-        fiber.paused_until = self._paused_until
+        fiber.paused_until = self.paused_until
         self._fibers = [*(each for each in self._fibers if each.alive), fiber]
 
     def kill(self) -> None:
@@ -44,9 +45,9 @@ class SimulatedProcess:
 
     def pause(self, seconds: float) -> None:
         """Stop the process for `seconds`; then it continues where it was."""
-        self._paused_until = max(self._paused_until, self.scheduler.now + seconds)
+        self.paused_until = max(self.paused_until, self.scheduler.now + seconds)
         for fiber in self._fibers:
-            fiber.paused_until = self._paused_until
+            fiber.paused_until = self.paused_until
 
     def monotonic(self) -> float:
         """Seconds of this host's clock."""

@@ -19,7 +19,7 @@ class SimulatedSystem:
     """An `infra.system.System` for `process` on host `host`; `names` draws secret names."""
 
     def __init__(self, process: SimulatedProcess, network: DataNetwork, host: str, names: random.Random) -> None:
-        self.process, self.network, self.host, self._names = process, network, host, names
+        self.process, self.network, self.host, self.names = process, network, host, names
 
     def monotonic(self) -> float:
         """Seconds of the host's clock."""
@@ -41,7 +41,7 @@ class SimulatedSystem:
         """Start a fiber. Every error in it ends the process: none is expected."""
         return SimulatedThread(self.process, name, work)
 
-    def pool(self, threads: int, name: str) -> SimulatedPool:
+    def pool(self, threads: int, name: str, begin: Callable[[], None] = lambda: None) -> SimulatedPool:
         """A pool of fibers."""
         return SimulatedPool(self.process, threads, name)
 
@@ -55,7 +55,7 @@ class SimulatedSystem:
 
     def secret_name(self) -> str:
         """32 hexadecimal digits of this process's stream."""
-        return f"{self._names.getrandbits(128):032x}"
+        return f"{self.names.getrandbits(128):032x}"
 
 
 class SimulatedThread:
@@ -174,11 +174,18 @@ class SimulatedPool:
             scheduler.wait([self._ended], deadline - scheduler.now)
         return future.done()
 
+    def result(self, future: Future[T]) -> T:
+        """See `infra.system.Pool`."""
+        self.wait(future, None)
+        return future.result()
+
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more jobs; jobs that run go on."""
+        """Take no more jobs, and wait for those that run, if `wait`."""
         if cancel_futures:
             while self._jobs:
                 self._jobs.popleft()[0].cancel()
+        while wait and self._working:
+            self._process.scheduler.wait([self._ended])
 
     def _work(self) -> None:
         try:
@@ -191,6 +198,7 @@ class SimulatedPool:
                 self._process.scheduler.notify(self._ended)
         finally:
             self._working -= 1
+            self._process.scheduler.notify(self._ended)
 
 
 def _seconds(timeout: float | None) -> float:

@@ -124,6 +124,8 @@ class ShardSource:
             records = session.poll(min(self.config.poll_s, wait))
             if records or not self._caught_up or self._clock() >= self._positions_due:
                 self._update_positions(session, idle=not records)
+            if not records:
+                session.check_owner()
         except SessionLost:
             return self._open(session)
         self._repoll_at = 0.0 if records else self._clock() + BUSY_REPOLL_S

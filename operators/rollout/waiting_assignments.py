@@ -122,7 +122,7 @@ class WaitingAssignments:
         because the version they name is gone.
 
         The others stay: their KV is still being fetched, or they name another `available` version or need a newer one,
-        which is loaded once the engine is empty.
+        which is loaded once the engine is empty; or their prompt names a version that has not arrived yet.
         """
         if loaded == self._outdated:
             return []
@@ -137,7 +137,7 @@ class WaitingAssignments:
             else:
                 newer = False
                 versions = available() if versions is None else versions
-                stays = assignment.policy_version in versions
+                stays = assignment.policy_version in versions or _may_arrive(assignment, versions)
             if stays:
                 staying[name] = assignment
                 outdated = outdated and newer
@@ -145,6 +145,12 @@ class WaitingAssignments:
                 ready.append(assignment)
         self._queue, self._outdated = staying, loaded if outdated else None
         return ready
+
+
+def _may_arrive(assignment: Assignment, available: Collection[PolicyVersion]) -> bool:
+    """Whether the version that the prompt of `assignment` names may still arrive: versions arrive in order."""
+    named = assignment.prompt.policy_version
+    return named is not None and all(version < named for version in available)
 
 
 def _is_newer(assignment: Assignment, loaded: PolicyVersion) -> bool:

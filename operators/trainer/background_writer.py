@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
+from functools import partial
 
 import torch
 
 from infra.models.device_copies import synchronize, use_own_stream
-from operators.trainer.rendezvous import RankLost, Rendezvous, notes_of_others
+from operators.trainer.rank_lost import RankLost
+from operators.trainer.rendezvous import Rendezvous, notes_of_others
 from operators.trainer.weight_parts import WeightPart, groups_of, on_host
 
 Write = Callable[[WeightPart], None]
@@ -32,9 +34,10 @@ class BackgroundWriter:
     def __init__(self, rendezvous: Rendezvous, device: torch.device) -> None:
         self._rendezvous, self._device = rendezvous, device
         self._count = _THREADS.get(device.type, 1)
-        self._threads = ThreadPoolExecutor(self._count, "write weights", use_own_stream, (device,))
+        system = rendezvous.services.system
+        self._threads = system.pool(self._count, "write weights", partial(use_own_stream, device))
         self._writing: Future[None] | None = None
-        self._closed = threading.Event()
+        self._closed = system.event()
 
     def begin(self, parts: Sequence[WeightPart], write: Write, number: int, close: Callable[[], None]) -> None:
         """Begin to `write` this rank's `parts` of publication `number`, and call `close` once that has ended."""
@@ -56,7 +59,7 @@ class BackgroundWriter:
     def wait(self) -> None:
         """Wait until the weights may change. Raises what `write` raised."""
         if self._writing is not None:
-            self._writing.result()
+            self._threads.result(self._writing)
 
     def check(self) -> None:
         """Raise what `write` raised. Does not wait."""
@@ -77,7 +80,8 @@ class BackgroundWriter:
 
     def _end(self, each: Sequence[Future[None]], number: int, close: Callable[[], None]) -> None:
         try:
-            wait(each)
+            for writer in each:
+                self._threads.wait(writer, None)
         finally:
             close()
         for writer in each:

@@ -7,21 +7,24 @@ while the learner waits for the next batch and computes its gradients, and the s
 from __future__ import annotations
 
 import json
-import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
+from typing import TypeVar
 
 from infra.models.device_copies import synchronize, use_own_stream
 from infra.storage import StorageFolder
 from operators.trainer.checkpoint import complete_checkpoint, find_checkpoints, write_checkpoint, write_part
 from operators.trainer.checkpoint_files import RankFile, TrainerPosition
 from operators.trainer.learner_state import LearnerState
-from operators.trainer.persist import CheckpointError, persist
+from operators.trainer.persist import CheckpointError
 from operators.trainer.rank_training import RankTraining
 from operators.trainer.rendezvous import notes_of_others
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import PolicyVersion
+
+T = TypeVar("T")
 
 
 class CheckpointWriter:
@@ -32,8 +35,10 @@ class CheckpointWriter:
 
     def __init__(self, config: TrainingConfig, training: RankTraining, checkpoints: StorageFolder) -> None:
         self._config, self._training, self._checkpoints = config, training, checkpoints
-        self._thread = ThreadPoolExecutor(1, "write checkpoint", use_own_stream, (training.device,))
-        self._closed = threading.Event()
+        self._services = training.rendezvous.services
+        system = self._services.system
+        self._thread = system.pool(1, "write checkpoint", partial(use_own_stream, training.device))
+        self._closed = system.event()
         self._part: Future[RankFile] | None = None
         self._whole: Future[None] | None = None
         self._completed = False
@@ -67,9 +72,11 @@ class CheckpointWriter:
 
     def wait_for_own_part(self) -> None:
         """Wait until the weights and moments may change."""
-        part = self._whole if self._training.ranks.count == 1 else self._part
-        if part is not None:
-            part.result()
+        if self._training.ranks.count > 1:
+            if self._part is not None:
+                self._thread.result(self._part)
+        elif self._whole is not None:
+            self._thread.result(self._whole)
 
     def check(self) -> None:
         """Raise the error of this rank's part if it could not be written. Does not wait."""
@@ -88,7 +95,7 @@ class CheckpointWriter:
         self.wait_for_own_part()
         whole, self._whole, self._part = self._whole, None, None
         if whole is not None:
-            whole.result()
+            self._thread.result(whole)
             self._completed, self._begun = True, None
 
     def close(self) -> None:
@@ -96,16 +103,18 @@ class CheckpointWriter:
         self._closed.set()
         self._thread.shutdown(wait=True, cancel_futures=True)
 
+    def _persist(self, write: Callable[[], T]) -> T:
+        return self._services.persist(write, self._config.checkpoint_tries)
+
     def _keep(self) -> dict[str, int]:
         return {"keep": self._config.checkpoints_kept, "keep_every": self._config.keep_every}
 
     def _write_alone(self, state: LearnerState, position: TrainerPosition) -> None:
-        tries = self._config.checkpoint_tries
-        persist(lambda: write_checkpoint(self._checkpoints, state, position, **self._keep()), tries)
+        self._persist(lambda: write_checkpoint(self._checkpoints, state, position, **self._keep()))
 
     def _write_part(self, state: LearnerState, position: TrainerPosition) -> RankFile:
-        ranks, tries = self._training.ranks, self._config.checkpoint_tries
-        file = persist(lambda: write_part(self._checkpoints, state, position, ranks), tries)
+        ranks = self._training.ranks
+        file = self._persist(lambda: write_part(self._checkpoints, state, position, ranks))
         self._training.rendezvous.post(_note(position, ranks.rank), json.dumps(asdict(file)))
         return file
 
@@ -117,8 +126,7 @@ class CheckpointWriter:
             if note is None:
                 raise CheckpointError(f"checkpoint {position.version} lacks the part of rank {rank}: this rank stops")
             files.append(RankFile(**json.loads(note)))
-        tries = self._config.checkpoint_tries
-        persist(lambda: complete_checkpoint(self._checkpoints, state, position, files, **self._keep()), tries)
+        self._persist(lambda: complete_checkpoint(self._checkpoints, state, position, files, **self._keep()))
 
 
 def _note(position: TrainerPosition, rank: int) -> str:

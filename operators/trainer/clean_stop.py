@@ -6,18 +6,17 @@ All ranks stop at the same version. Rank 0 decides whether it gets a checkpoint,
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 
 from infra.models.device_copies import use_device
-from infra.runners.stopping import STOPPING
 from infra.store.publisher import PublishFailed
 from operators.io.elements import Output
 from operators.trainer.checkpoint_writer import CheckpointWriter
 from operators.trainer.joint_actions import RanksStop
 from operators.trainer.persist import CheckpointError
+from operators.trainer.rank_lost import RankLost
 from operators.trainer.rank_training import RankTraining
-from operators.trainer.rendezvous import RankLost, Rendezvous, lost_ranks
+from operators.trainer.rendezvous import Rendezvous, lost_ranks
 
 OWN_STOP_S = 10.0
 """How long a rank that another has stopped waits for its own stop request: those of a run arrive together."""
@@ -39,7 +38,7 @@ def fold_with_ranks(training: RankTraining, fold: Callable[[], list[Output]]) ->
         with lost_ranks():
             return fold()
     except RanksStop as stop:
-        if not STOPPING.wait(OWN_STOP_S):
+        if not training.rendezvous.services.stopping.wait(OWN_STOP_S):
             raise RankLost("another rank was stopped, this one was not") from stop
         return []
 
@@ -94,5 +93,5 @@ def _stopped_after_training(training: RankTraining, checkpoints: CheckpointWrite
 def _decision(rendezvous: Rendezvous) -> str:
     """Rank 0's decision, which it always makes unless it ends: RankLost is raised then."""
     while (note := rendezvous.posted(_NOTE)) is None:
-        time.sleep(_POLL_S)
+        rendezvous.services.system.sleep(_POLL_S)
     return note

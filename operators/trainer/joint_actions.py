@@ -10,7 +10,6 @@ point, so all have the same version and can write a checkpoint of it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, KeysView, Mapping
 from contextlib import ExitStack
 from enum import IntEnum
@@ -55,7 +54,7 @@ class JointActions:
 
     def __init__(self, rendezvous: Rendezvous, device: torch.device, rounded: FullWeights, full: FullWeights) -> None:
         self._rendezvous, self._store, self._ranks = rendezvous, rendezvous.store, rendezvous.ranks
-        self._device = device
+        self._device, self._clock = device, rendezvous.services.system.monotonic
         self.rounded, self.full = rounded, full
         self._writer = BackgroundWriter(rendezvous, device)
         self._waited = 0.0
@@ -115,9 +114,9 @@ class JointActions:
 
     def wait_until_written(self) -> None:
         """Wait until this rank's weights may change. Raises what writing them raised."""
-        began = time.perf_counter()
+        began = self._clock()
         self._writer.wait()
-        self._waited += time.perf_counter() - began
+        self._waited += self._clock() - began
 
     def take_waited(self) -> float:
         """Seconds of `wait_until_written` since the last call."""

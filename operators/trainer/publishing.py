@@ -11,7 +11,7 @@ from infra.clocks import wall_ms
 from infra.kafka.producer import BoundedProducer
 from infra.store.announce import ManifestLog, close_manifest_producer
 from infra.store.chunks import DEFAULT_CHUNK_BYTES
-from infra.store.publisher import Copy, Publisher, PublishFailed, TensorWriter, copy_array
+from infra.store.publisher import Copy, Publisher, PublishFailed, Tensors, TensorWriter, copy_array
 from infra.store.weight_store import WeightStore
 from infra.system import SYSTEM, System
 from infra.transport.throttle import Link
@@ -83,10 +83,11 @@ class Publishing:
             resources.callback(self._close_publisher)
             self._closing = resources.pop_all()
 
-    def restore_version(self, weights: TensorWriter, manifest: WeightVersion) -> None:
-        """Restore `manifest`'s version, with its `weights`, to the store if it is missing. Raises StoreError."""
-        if self.publisher.restore_version(weights, manifest):
-            self._pusher.announce(manifest)
+    def restore_version(self, weights: Tensors | TensorWriter, manifest: WeightVersion) -> None:
+        """Restore `manifest`'s version, with its `weights`, to the store if it is missing, and deliver it: an earlier
+        start may have ended before it could. Raises StoreError."""
+        self.publisher.restore_version(weights, manifest)
+        self._pusher.announce(manifest)
 
     def set_chain(self, chain: RelayChain) -> None:
         """Set the current relay chain."""

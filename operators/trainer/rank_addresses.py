@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from infra.files import write_atomically
-from infra.kafka.producer import BoundedProducer
+from infra.kafka.producer import open_producer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.topic_reader import StoredRecord, follow_topic
 from schemas.codec import encode
@@ -67,7 +67,7 @@ class AddressTopic:
     def write(self, address: RankAddress) -> None:
         """Write `address` to the log. Raises DeliveryFailed, TimeoutError."""
         value, headers = encode(address)
-        with BoundedProducer(self._client) as producer:
+        with open_producer(self._client) as producer:
             producer.send(self._topic, value, key=b"rank 0", headers=headers)
             producer.flush(_WRITE_S)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -24,17 +24,18 @@ from operators.trainer.checkpoint_files import StoredState, TrainerPosition
 from operators.trainer.config import BUILT_IN_LEARNER
 from operators.trainer.joint_actions import JointActions
 from operators.trainer.learner_state import LearnerState
-from operators.trainer.learners import open_learner
-from operators.trainer.persist import CheckpointError, persist
+from operators.trainer.persist import CheckpointError
 from operators.trainer.rank_addresses import Addresses
 from operators.trainer.rank_checks import check_device, check_device_memory, common_settings, fingerprint
 from operators.trainer.rank_layouts import gather_offsets, with_layout
+from operators.trainer.rank_services import PROCESS, RankServices
 from operators.trainer.ranks import Ranks
-from operators.trainer.rendezvous import Rendezvous, join_process_group, watch_ranks
+from operators.trainer.rendezvous import Rendezvous, join_process_group, lost_ranks, watch_ranks
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import MicroBatch, PolicyVersion
 from schemas.topics import BATCHES
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -96,7 +97,8 @@ class RankTraining:
     def _open(self, model: Path, device: str, dtype: str) -> None:
         """Open the learner. Raises CannotTrain for a model or settings that it refuses."""
         try:
-            self._learner = open_learner(self._config.learner, model, device, self.ranks)
+            services = self.rendezvous.services
+            self._learner = services.open_learner(self._config.learner, model, device, self.ranks)
         except ValueError as error:  # each start would raise it again
             raise CannotTrain(f"the trainer cannot start: {error}") from error
         rounded, full = self._learner.weights(getattr(torch, dtype)), self._learner.weights()
@@ -105,7 +107,7 @@ class RankTraining:
 
     def _resume(self, checkpoints: StorageFolder, shards: int) -> None:
         """Continue from the newest of `checkpoints`, if there is one. Raises as `_restore`."""
-        found = persist(lambda: find_checkpoints(checkpoints), self._config.checkpoint_tries)
+        found = self._persist(lambda: find_checkpoints(checkpoints))
         newest = PolicyVersion.parse(found[-1].name) if found else PolicyVersion(0, 0)
         self._exchange("begin with the same checkpoint (all need the same folder)", [newest.epoch, newest.number])
         if not found:
@@ -212,10 +214,11 @@ class RankTraining:
         if missing is None:
             self._missing_since = None
             return
+        now = self.rendezvous.services.system.monotonic()
         if self._missing_since is None:
-            self._missing_since = time.monotonic()
+            self._missing_since = now
             log.warning("%s", missing)
-        if time.monotonic() - self._missing_since >= self._config.missing_batch_wait_s:
+        if now - self._missing_since >= self._config.missing_batch_wait_s:
             raise missing
 
     def state(self) -> LearnerState:
@@ -243,19 +246,21 @@ class RankTraining:
         Raises CheckpointError on every rank if its files are damaged, CannotTrain if it is of another model.
         """
         reason: CheckpointError | None = None
-        tries = self._config.checkpoint_tries
-        with persist(lambda: StoredState(folder), tries) as stored:
+        with self._persist(lambda: StoredState(folder)) as stored:
             try:
-                persist(lambda: stored.verify(self.ranks), tries)
+                self._persist(lambda: stored.verify(self.ranks))
             except CheckpointError as error:
                 reason = error
             if self.ranks.maximum(reason is not None):
                 raise reason or CheckpointError(f"the checkpoint {folder} is damaged: see the log of the other ranks")
             try:
-                persist(lambda: self._learner.restore(stored), tries)
+                self._persist(lambda: self._learner.restore(stored))
             except ValueError as error:
                 raise CannotTrain(f"checkpoint {folder} cannot be resumed from: {error}") from error
             return stored.position
+
+    def _persist(self, action: Callable[[], T]) -> T:
+        return self.rendezvous.services.persist(action, self._config.checkpoint_tries)
 
     def _exchange(self, action: str, shared: list[int], own: list[int] | None = None) -> Tensor:
         """Gather each rank's `own`, int64[ranks, n]. Raises RuntimeError if `shared` differs between ranks."""
@@ -275,6 +280,7 @@ def start_rank_training(
     addresses: Addresses,
     dtype: str = "float32",
     longest: int = 0,
+    services: RankServices = PROCESS,
 ) -> RankTraining:
     """Wait for all ranks, which find rank 0 by `addresses`, then return the training of `rank`; every rank begins with
     the newest checkpoint.
@@ -290,8 +296,10 @@ def start_rank_training(
         config.device_of(rank),
         fingerprint(model, rank) if ranks.count > 1 else "",
         common_settings(config, shards, dtype),
+        services,
     )
-    return RankTraining(config, model, checkpoints, epoch, rendezvous, shards, dtype, longest)
+    with lost_ranks():
+        return RankTraining(config, model, checkpoints, epoch, rendezvous, shards, dtype, longest)
 
 
 def _offsets(batch: WholeBatch, partitions: Sequence[int]) -> str:

@@ -10,25 +10,21 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import socket
 import threading
-import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
-from infra.clocks import wall_ms
-from infra.listening import interface_towards, listening_socket
 from infra.models.device_copies import use_device
-from infra.runners.stopping import STOPPING
+from infra.system import Event
 from operators.trainer.assembly import CannotTrain
+from operators.trainer.rank_lost import RankLost
+from operators.trainer.rank_services import PROCESS, RankServices, RankStore
 from operators.trainer.ranks import ALONE, Ranks
 from schemas.records import RankAddress
 
@@ -37,8 +33,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STORE_TIMEOUT = timedelta(seconds=10)
-"""Timeout of a request to the store."""
 FIRST_WARNING_S, WARNING_S = 30.0, 60.0
 """A rank that waits for others warns after so long, and then as often."""
 _OPEN = "open"
@@ -51,20 +45,18 @@ _COLLECTIVE_FAILURES = ("gloo/", "Gloo", "NCCL")
 """What the messages of failed collectives contain, which have no class of their own."""
 
 
-class RankLost(RuntimeError):
-    """Another process of the rendezvous has ended: this one must end, too."""
-
-
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
     """The processes that shard one model, this one as one of `ranks`. A single rank has no store."""
 
     ranks: Ranks = ALONE
-    store: dist.Store | None = field(default=None, repr=False)
+    store: RankStore | None = field(default=None, repr=False)
+    services: RankServices = field(default=PROCESS, repr=False)
+    """Those of this process."""
 
     def check(self) -> None:
         """Raise RankLost if another process of the rendezvous is known to have ended. Cheap; called while idle."""
-        if self.store is None or STOPPING.is_set():
+        if self.store is None or self.services.stopping.is_set():
             return
         try:
             rejoins = self.store.add("rejoins", 0)
@@ -90,18 +82,19 @@ class Rendezvous:
 
 
 def notes_of_others(
-    rendezvous: Rendezvous, key: Callable[[int], str], closed: threading.Event, enough: Callable[[str], bool]
+    rendezvous: Rendezvous, key: Callable[[int], str], closed: Event, enough: Callable[[str], bool]
 ) -> Iterator[tuple[int, str | None]]:
     """Each rank after 0 with its note under `key(rank)`, once that is posted and `enough`.
 
     The note is None if `closed` is set first, or if this process has been stopping for `STOP_WAIT_S`. Raises RankLost.
     """
-    stopping_since = float("inf")
+    services, stopping_since = rendezvous.services, float("inf")
     for rank in range(1, rendezvous.ranks.count):
         while (note := rendezvous.posted(key(rank))) is None or not enough(note):
-            if STOPPING.is_set():
-                stopping_since = min(stopping_since, time.monotonic())
-            if closed.wait(_POLL_S) or time.monotonic() - stopping_since > STOP_WAIT_S:
+            now = services.system.monotonic()
+            if services.stopping.is_set():
+                stopping_since = min(stopping_since, now)
+            if closed.wait(_POLL_S) or now - stopping_since > STOP_WAIT_S:
                 note = None
                 break
             rendezvous.check()
@@ -170,6 +163,7 @@ def join_process_group(
     device: str = "cpu",
     model: str = "",
     settings: tuple[str, ...] = (),
+    services: RankServices = PROCESS,
 ) -> Rendezvous:
     """Wait for all of `ranks` and join torch's default process group, for a model on `device`.
 
@@ -180,21 +174,15 @@ def join_process_group(
     """
     use_device(device)
     if ranks.count == 1:
-        return Rendezvous()
-    if dist.is_initialized():
+        return Rendezvous(services=services)
+    if services.has_joined:
         raise RankLost("this process has been a rank before: a new process must take its place")
-    rendezvous = wait_for_ranks(addresses, ranks, host, model, settings)
+    rendezvous = wait_for_ranks(addresses, ranks, host, model, settings, services)
     assert rendezvous.store is not None
-    _bind_collectives(host)
-    dist.init_process_group(
-        "gloo" if device == "cpu" else f"cpu:gloo,{device.partition(':')[0]}:nccl",
-        store=dist.PrefixStore("group", rendezvous.store),
-        rank=ranks.rank,
-        world_size=ranks.count,
-        timeout=timedelta(seconds=ranks.timeout_s),
-    )
+    with lost_ranks():
+        joined = services.join(rendezvous.store, ranks, host, device)
     log.info("rank %d of %d has joined the process group", ranks.rank, ranks.count)
-    return rendezvous
+    return replace(rendezvous, ranks=joined)
 
 
 def wait_for_ranks(
@@ -203,65 +191,56 @@ def wait_for_ranks(
     host: str = "127.0.0.1",
     model: str = "",
     settings: tuple[str, ...] = (),
+    services: RankServices = PROCESS,
 ) -> Rendezvous:
     """Register this rank and wait until all are registered; the first half of `join_process_group`."""
     own = RankAddress(host, 0, "", ranks.count, ranks.shards, model, 0, settings)
-    warnings = _Warnings(ranks.rank)
+    waiting = _Waiting(ranks.rank, services)
     with closing(addresses):
         while True:
-            found = _find(addresses, ranks.rank, own) if ranks.rank else _open_store(addresses, own)
+            found = _find(addresses, ranks.rank, own, services) if ranks.rank else _open_store(addresses, own, services)
             if isinstance(found, str):
-                warnings.log_if_due(partial("rank 0, but {}".format, found))
-            elif _wait_for_all(found, ranks, warnings):
-                return Rendezvous(ranks, found)
-            _pause()
+                waiting.warn_if_due(partial("rank 0, but {}".format, found))
+            elif _wait_for_all(found, ranks, waiting):
+                return Rendezvous(ranks, found, services)
+            waiting.pause()
 
 
-class _Warnings:
-    """Logs what `rank` waits for: after `FIRST_WARNING_S`, then every `WARNING_S`."""
+class _Waiting:
+    """How `rank` waits: in short pauses, with warnings after `FIRST_WARNING_S`, then every `WARNING_S`."""
 
-    def __init__(self, rank: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rank, self._clock, self._due = rank, clock, clock() + FIRST_WARNING_S
+    def __init__(self, rank: int, services: RankServices = PROCESS) -> None:
+        self._rank, self._services = rank, services
+        self._due = services.system.monotonic() + FIRST_WARNING_S
 
-    def log_if_due(self, text: Callable[[], str]) -> None:
+    def warn_if_due(self, text: Callable[[], str]) -> None:
         """Log `text` if it is time to."""
-        if self._clock() >= self._due:
-            self._due = self._clock() + WARNING_S
+        now = self._services.system.monotonic()
+        if now >= self._due:
+            self._due = now + WARNING_S
             log.warning("rank %d waits for %s", self._rank, text())
 
+    def pause(self) -> None:
+        """Wait a moment. Raises RankLost if this process is stopping."""
+        if self._services.stopping.is_set():
+            raise RankLost("this process is stopping before all ranks have registered")
+        self._services.system.sleep(_POLL_S)
 
-def _open_store(addresses: Addresses, own: RankAddress) -> dist.Store:
+
+def _open_store(addresses: Addresses, own: RankAddress, services: RankServices) -> RankStore:
     """Open a store that listens on the host of `own` only, and publish its address."""
-    host = own.host
+    host, token = own.host, services.system.secret_name()
     try:
-        listening = listening_socket(host)  # torch's own socket listens on all interfaces
+        store, port = services.open_store(host, token)
     except OSError as error:
         text = f"rank 0 cannot listen at {host}: {error}. Set trainer.rank_0_host to an address of this machine"
         raise OSError(text) from error
-    port = listening.getsockname()[1]
-    server = dist.TCPStore(
-        host, port, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT, master_listen_fd=listening.detach()
-    )
-    token = uuid.uuid4().hex
-    store = dist.PrefixStore(token, server)
-    store.set(_OPEN, f"{host}:{server.port}")
-    now = wall_ms()
-    addresses.write(replace(own, port=server.port, token=token, written_at=now))
+    store.set(_OPEN, f"{host}:{port}")
+    addresses.write(replace(own, port=port, token=token, written_at=services.unix_ms()))
     return store
 
 
-def _bind_collectives(host: str) -> None:
-    """Bind torch's collectives to the network interface towards rank 0, unless the user has set one."""
-    interface = interface_towards(host)
-    if interface is None:
-        raise OSError(
-            f"no network interface has a route to rank 0 at {host}: set trainer.rank_0_host, or GLOO_SOCKET_IFNAME"
-        )
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        os.environ.setdefault(variable, interface)
-
-
-def _find(addresses: Addresses, rank: int, own: RankAddress) -> dist.Store | str:
+def _find(addresses: Addresses, rank: int, own: RankAddress, services: RankServices = PROCESS) -> RankStore | str:
     """Register in the store of rank 0, and return it; why that is not possible yet, if it is not.
 
     Raises CannotTrain if rank 0 has other ranks, another model or other settings.
@@ -271,12 +250,7 @@ def _find(addresses: Addresses, rank: int, own: RankAddress) -> dist.Store | str
         return "it has not published its address in this run: start it"
     where = f"{address.host}:{address.port}"
     try:
-        # torch's client is slow to detect a closed port
-        socket.create_connection((address.host, address.port), timeout=1.0).close()
-        server = dist.TCPStore(
-            address.host, address.port, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT
-        )
-        store = dist.PrefixStore(address.token, server)
+        store = services.connect(address)
         is_open = store.check([_OPEN])
     except (OSError, OverflowError, RuntimeError) as error:
         return (
@@ -313,7 +287,7 @@ def _in_common(address: RankAddress) -> dict[str, str]:
     return fixed | {"a model": address.model} | dict(each.split("=", 1) for each in address.settings if "=" in each)
 
 
-def _wait_for_all(store: dist.Store, ranks: Ranks, warnings: _Warnings) -> bool:
+def _wait_for_all(store: RankStore, ranks: Ranks, waiting: _Waiting) -> bool:
     """Wait until every rank has registered; False if one of them has failed meanwhile.
 
     A rank that has registered may have ended before the last one does. So once all have, each confirms that it still
@@ -331,13 +305,13 @@ def _wait_for_all(store: dist.Store, ranks: Ranks, warnings: _Warnings) -> bool:
 
     try:
         if ranks.rank:
-            _wait_for_keys(store, ["confirm"], warnings, missing)
+            _wait_for_keys(store, ["confirm"], waiting, missing)
             store.set(f"confirmed {ranks.rank}", "")
-            _wait_for_keys(store, ["begin"], warnings, partial(missing, "confirmed"))
+            _wait_for_keys(store, ["begin"], waiting, partial(missing, "confirmed"))
             return True
         for decision, state in (("confirm", "rank"), ("begin", "confirmed")):
             keys = [f"{state} {rank}" for rank in others]
-            if not _wait_for_keys(store, keys, warnings, partial(missing, state), until_rejoin=True):
+            if not _wait_for_keys(store, keys, waiting, partial(missing, state), until_rejoin=True):
                 return False
             store.set(decision, "")
     except RuntimeError:
@@ -346,9 +320,9 @@ def _wait_for_all(store: dist.Store, ranks: Ranks, warnings: _Warnings) -> bool:
 
 
 def _wait_for_keys(
-    store: dist.Store,
+    store: RankStore,
     keys: list[str],
-    warnings: _Warnings,
+    waiting: _Waiting,
     missing: Callable[[], str],
     *,
     until_rejoin: bool = False,
@@ -357,12 +331,6 @@ def _wait_for_keys(
     while not store.check(keys):
         if until_rejoin and store.add("rejoins", 0):
             return False
-        warnings.log_if_due(missing)
-        _pause()
+        waiting.warn_if_due(missing)
+        waiting.pause()
     return True
-
-
-def _pause() -> None:
-    if STOPPING.is_set():
-        raise RankLost("this process is stopping before all ranks have registered")
-    time.sleep(_POLL_S)

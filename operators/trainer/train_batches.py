@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,14 +16,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from infra.clocks import wall_ms
-from infra.kafka.producer import BoundedProducer
-from infra.models.checkpoint_folder import load_tokenizer, write_model
 from infra.models.dtypes import tensor_specs
 from infra.runners.step_metrics import phase
-from infra.runners.stopping import STOPPING
 from infra.storage import StorageFolder
-from infra.store.weight_store import WeightStore
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from operators.trainer.assembly import RejectedMicroBatch, WholeBatch, dead_letters
@@ -33,9 +27,9 @@ from operators.trainer.checkpoint_writer import CheckpointWriter
 from operators.trainer.clean_stop import fold_with_ranks, keep_newest
 from operators.trainer.manifest_history import ManifestOffsets, PublishedBatches
 from operators.trainer.metrics import finite
-from operators.trainer.persist import CheckpointError, persist
+from operators.trainer.persist import CheckpointError
 from operators.trainer.publishing import Publishing, PublishSettings
-from operators.trainer.rank_addresses import AddressTopic
+from operators.trainer.rank_services import PROCESS, RankServices
 from operators.trainer.rank_training import RankTraining, start_rank_training
 from operators.trainer.training_config import TrainingConfig
 from operators.trainer.version_publisher import VersionPublisher
@@ -78,35 +72,40 @@ class TrainBatches:
         positions = CheckpointPositions(self.checkpoints, partitions, self.config.checkpoint_tries)
         return replace(self.shard, start_positions=positions)
 
-    def restore(self, restored: Restored) -> _Training:
+    def restore(self, restored: Restored, services: RankServices = PROCESS) -> _Training:
         torch.set_num_threads(self.config.threads)
-        persist(lambda: check_writable(self.checkpoints), self.config.checkpoint_tries)
-        return _Training(self, restored.start, restored.state.get("published", -1))
+        services.persist(lambda: check_writable(self.checkpoints), self.config.checkpoint_tries)
+        return _Training(self, restored.start, restored.state.get("published", -1), services)
 
 
 class _Training:
     """One update per fold, so that a batch's metrics can be written before the next batch begins."""
 
-    def __init__(self, step: TrainBatches, epoch: int, published: int = -1) -> None:
-        self._step = step
-        addresses = AddressTopic(step.shard.client, step.shard.run)
+    def __init__(self, step: TrainBatches, epoch: int, published: int, services: RankServices) -> None:
+        self._step, self._services, self._clock = step, services, services.system.monotonic
+        addresses = services.addresses(step.shard.client, step.shard.run)
         self._training = start_rank_training(
-            *(step.config, step.model, step.checkpoints, 0, epoch, step.shards, addresses, step.dtype, step.longest)
+            *(step.config, step.model, step.checkpoints, 0, epoch, step.shards, addresses),
+            *(step.dtype, step.longest, services),
         )
         self._checkpoints = CheckpointWriter(step.config, self._training, step.checkpoints)
         self._result = FinalModel(self._training, step.model, step.result, step.config.checkpoint_tries)
         self._published = PublishedBatches(epoch, published)
-        self._manifests = ManifestOffsets(persist(self._checkpoints.kept, step.config.checkpoint_tries))
+        self._manifests = ManifestOffsets(services.persist(self._checkpoints.kept, step.config.checkpoint_tries))
         shard, parent = step.shard, self._training.resumed_from
         specs = tensor_specs(self._training.joint.rounded.specs())
-        store = WeightStore(step.store, step.keep_versions)
         self._publishing = Publishing(
-            store, lambda: BoundedProducer(shard.client), shard.run, specs, parent, step.publish
+            services.weight_store(step.store, step.keep_versions),
+            lambda: services.producer(shard.client),
+            *(shard.run, specs, parent, step.publish),
+            host=services.host,
+            now=services.unix_ms,
+            system=services.system,
         )
         self._versions = VersionPublisher(self._publishing, self._training)
         self._started = False
         self._model_seconds = 0.0
-        self._idle_since = time.perf_counter()
+        self._idle_since = self._clock()
         self._held: list[Output] = []
         self._released_at = -math.inf
         self._covered = False
@@ -121,7 +120,7 @@ class _Training:
         Only metrics of batches that a restart would train again wait, so that none is lost.
         """
         self._held += outputs
-        now = time.monotonic()
+        now = self._clock()
         due = last or self._covered or now - self._released_at >= self._step.metrics_s
         if not due and all(output.topic is METRICS for output in self._held):
             return []
@@ -158,7 +157,7 @@ class _Training:
         return self._training.next_batch is not None
 
     def close(self) -> None:
-        if STOPPING.is_set():
+        if self._services.stopping.is_set():
             keep_newest(self._training, self._checkpoints, self._is_published)
         self._checkpoints.close()
         self._publishing.close()
@@ -176,7 +175,7 @@ class _Training:
                 self._versions.add_manifest(record)
             elif isinstance(record, RelayChain):
                 self._publishing.set_chain(record)
-        return dead_letters(self._training.take_rejected(), self._step.shard.run, wall_ms())
+        return dead_letters(self._training.take_rejected(), self._step.shard.run, self._services.unix_ms())
 
     def _start(self) -> list[Output]:
         """Do, once the log is read, what an earlier start did not: publish, restore, write the final model."""
@@ -194,18 +193,19 @@ class _Training:
 
     def _train(self, batch: WholeBatch) -> list[Output]:
         """Train `batch`, publish its version, and return dead letters and the metric."""
-        waited = time.perf_counter() - self._idle_since
+        waited = self._clock() - self._idle_since
         values, outputs = self._update(batch)
         waited_to_write = self._training.joint.take_waited()  # for the version before
         values["time/update"] -= waited_to_write
         self._covered = self._covered or self._training.checkpoint_due
-        with phase("publish") as publishing:
+        began = self._clock()
+        with phase("publish"):
             # Versions that an earlier epoch has published are not published again, except the last of them.
             if batch.number >= self._published.last_before_epoch or self._training.done:
                 self._publish()
             self._training.joint.proceed()
-        self._idle_since = time.perf_counter()
-        synced = publishing.seconds + waited_to_write
+        self._idle_since = self._clock()
+        synced = self._idle_since - began + waited_to_write
         values |= {
             "trajectories": float(self._training.position.trajectories_trained),
             "time/wait": waited,
@@ -213,7 +213,7 @@ class _Training:
             "weight_sync/seconds": synced,
             "queue/lag": float(self._training.lag),
             "cpu/model_seconds": self._model_seconds,
-            "cpu/process_seconds": time.process_time(),
+            "cpu/process_seconds": self._services.process_seconds(),
         }
         return [*outputs, self._metric(values)]
 
@@ -223,7 +223,7 @@ class _Training:
         A batch that cannot be trained leaves the learner unchanged, but makes a version: placement waits for a version
         that names the batch before it admits more.
         """
-        started = time.thread_time()
+        started = self._services.thread_seconds()
         outputs: list[Output] = []
         try:
             values = self._training.train()
@@ -232,9 +232,9 @@ class _Training:
             values = {"batches/untrained": 1.0, "time/update": 0.0}
             if batch.parts:
                 rejected = RejectedMicroBatch(0, batch.next_offsets[0] - 1, str(error))
-                outputs += dead_letters([rejected], self._step.shard.run, wall_ms())
+                outputs += dead_letters([rejected], self._step.shard.run, self._services.unix_ms())
         self._training.joint.after_training()
-        self._model_seconds += time.thread_time() - started
+        self._model_seconds += self._services.thread_seconds() - started
         self._versions.add_batch(batch.number, trained="batches/untrained" not in values)
         return values, outputs
 
@@ -267,7 +267,8 @@ class _Training:
         return self._publishing.publisher.published == self._training.position.version
 
     def _metric(self, values: dict[str, float]) -> Output:
-        return Output(METRICS, "trainer", Metric("trainer", self._training.trained, finite(values), wall_ms()))
+        metric = Metric("trainer", self._training.trained, finite(values), self._services.unix_ms())
+        return Output(METRICS, "trainer", metric)
 
 
 @dataclass(frozen=True)
@@ -285,12 +286,13 @@ class FinalModel:
         Raises CheckpointError after `tries` attempts.
         """
         if not self.folder.exists():
-            persist(self._write, self.tries)
+            self.training.rendezvous.services.persist(self._write, self.tries)
 
     def _write(self) -> None:
         joint = self.training.joint
         try:
-            tokenizer = load_tokenizer(self.model)
-            write_model(self.training.model, tokenizer, joint.full.specs(), joint.gather(), self.folder)
+            self.training.rendezvous.services.write_model(
+                *(self.training.model, self.model, joint.full.specs(), joint.gather(), self.folder)
+            )
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"cannot write the final model to {self.folder.absolute()}: {error}") from error

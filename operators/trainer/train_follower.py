@@ -9,9 +9,7 @@ from pathlib import Path
 
 import torch
 
-from infra.clocks import wall_ms
 from infra.runners.step_metrics import phase
-from infra.runners.stopping import STOPPING
 from infra.storage import StorageFolder
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
@@ -19,7 +17,7 @@ from operators.trainer.assembly import dead_letters
 from operators.trainer.checkpoint import CheckpointPositions
 from operators.trainer.checkpoint_writer import CheckpointWriter
 from operators.trainer.clean_stop import fold_with_ranks, keep_with_rank_0
-from operators.trainer.rank_addresses import AddressTopic
+from operators.trainer.rank_services import PROCESS, RankServices
 from operators.trainer.rank_training import RankTraining, start_rank_training
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import MicroBatch
@@ -47,11 +45,12 @@ class TrainFollower:
             self.shard, start_positions=CheckpointPositions(self.checkpoints, partitions, self.config.checkpoint_tries)
         )
 
-    def restore(self, restored: Restored) -> _FollowerTraining:
+    def restore(self, restored: Restored, services: RankServices = PROCESS) -> _FollowerTraining:
         torch.set_num_threads(self.config.threads)
-        addresses = AddressTopic(self.shard.client, self.shard.run)
+        addresses = services.addresses(self.shard.client, self.shard.run)
         training = start_rank_training(
-            *(self.config, self.model, self.checkpoints, self.rank, 0, self.shards, addresses, self.dtype, self.longest)
+            *(self.config, self.model, self.checkpoints, self.rank, 0, self.shards, addresses),
+            *(self.dtype, self.longest, services),
         )
         return _FollowerTraining(training, CheckpointWriter(self.config, training, self.checkpoints), self.shard.run)
 
@@ -61,6 +60,7 @@ class _FollowerTraining:
 
     def __init__(self, training: RankTraining, checkpoints: CheckpointWriter, run: str) -> None:
         self._training, self._checkpoints, self._run = training, checkpoints, run
+        self._services = training.rendezvous.services
 
     def fold(self, polled: Polled) -> list[Output]:
         return fold_with_ranks(self._training, lambda: self._fold(polled))
@@ -70,7 +70,7 @@ class _FollowerTraining:
             for received in polled.records:
                 if isinstance(received.record, MicroBatch):
                     self._training.add_part(received.record, received.partition, received.offset)
-        outputs = dead_letters(self._training.take_rejected(), self._run, wall_ms())
+        outputs = dead_letters(self._training.take_rejected(), self._run, self._services.unix_ms())
         if not polled.caught_up:
             return outputs
         if self._training.next_batch is None:
@@ -93,7 +93,7 @@ class _FollowerTraining:
         return self._training.next_batch is not None
 
     def close(self) -> None:
-        if STOPPING.is_set():
+        if self._services.stopping.is_set():
             keep_with_rank_0(self._training, self._checkpoints)
         self._checkpoints.close()
         self._training.joint.close()

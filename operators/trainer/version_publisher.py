@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 
 from infra.store.errors import StoreError
 from infra.store.publisher import PublishFailed
@@ -30,7 +29,7 @@ class VersionPublisher:
 
     def __init__(self, publishing: Publishing, training: RankTraining) -> None:
         self._publishing, self._training = publishing, training
-        self._publisher = publishing.publisher
+        self._publisher, self._clock = publishing.publisher, training.rendezvous.services.system.monotonic
         self._batches: list[int] = []
         self._untrained: list[int] = []
         self._retry_at = self._pause = 0.0
@@ -66,10 +65,10 @@ class VersionPublisher:
         """Whether a version is to be published or restored now, because that failed or was skipped before."""
         if not self.behind:
             self.behind = self._has_failed()
-        if not (self.behind or self.resumed) or time.monotonic() < self._retry_at:
+        if not (self.behind or self.resumed) or self._clock() < self._retry_at:
             return False
         self._pause = min(max(RETRY_S, 2 * self._pause), MAX_RETRY_S)
-        self._retry_at = time.monotonic() + self._pause
+        self._retry_at = self._clock() + self._pause
         return True
 
     def restore_resumed(self) -> None:

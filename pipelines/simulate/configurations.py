@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -63,6 +62,14 @@ _RELAYED = {
     "rollout.kv_megabytes": 1,
     "evaluation.every": 0,
 }
+_TRAINED = {
+    **_RELAYED,
+    "model.path": ".",
+    "trainer.learner.name": "pipelines.simulate.simulated_learner:SimulatedLearner",
+    "trainer.collective_timeout_s": 20.0,
+    "evaluation.every": 2,
+}
+_RANKS = {**_TRAINED, "trainer.ranks": 2, "trainer.batch_shares": 2}
 _LONG = {"rollout.emulation.lengths": {"p50": 40, "p99": 60}}
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "plain": {},
@@ -106,6 +113,10 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "relays with deltas": {**_RELAYED, "relay.deltas": True, "relay.keep_versions": 2, "evaluation.every": 2},
     "relays in a tree": {**_RELAYED, "relay.schedule": "tree", "rollout.processes": 1},
     "relays by a binomial pipeline": {**_RELAYED, "relay.schedule": "binomial", "rollout.processes": 1},
+    "relays apart from the trainer": _RELAYED,
+    "a real trainer": _TRAINED,
+    "ranks": _RANKS,
+    "ranks with a goal": {**_RANKS, "trainer.optimizer_steps": 4, "experience.micro_batch_tokens": 64},
     "relays and moves": {
         **_RELAYED,
         "rollout.slots": 6,
@@ -119,6 +130,8 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """Changes to BASE, by the name of the shape; None unsets a key."""
+SHAPE_WEIGHTS: Mapping[str, float] = {LONG_ANSWERS: 2.0, "ranks": 3.0, "ranks with a goal": 3.0}
+"""How often shapes are drawn, compared with the others."""
 LONG_QUESTIONS = 24
 """Held-out questions of the shape whose first evaluation takes longer than several optimizer steps."""
 
@@ -128,9 +141,15 @@ RELAYS: Mapping[str, int] = {
     "relays with deltas": 3,
     "relays in a tree": 5,
     "relays by a binomial pipeline": 4,
+    "relays apart from the trainer": 2,
+    "a real trainer": 2,
+    "ranks": 2,
+    "ranks with a goal": 2,
     "relays and moves": 3,
 }
 """The relays of the shapes that have some, each on a host of its own; in other shapes versions and KV have no bytes."""
+TRAINER_APART = {"relays apart from the trainer", "ranks with a goal"}
+"""The shapes whose trainer is on a host without a relay."""
 
 
 @cache
@@ -158,21 +177,14 @@ def wiring(shape: str) -> tuple[Wiring, ...]:
     return tuple(wire(configuration(shape), questions, RELAYS.get(shape, 0)))
 
 
-@cache
-def extended(shape: str) -> tuple[Config, tuple[Wiring, ...]] | None:
-    """Configuration and roles of a shape that is resumed with a later goal; None for one that has no goal."""
-    config = configuration(shape)
-    if config.trainer.optimizer_steps >= BASE["trainer"]["optimizer_steps"]:
-        return None
-    later = replace(config, trainer=replace(config.trainer, optimizer_steps=config.trainer.optimizer_steps + 1))
-    return later, tuple(wire(later, QUESTIONS, RELAYS.get(shape, 0)))
+def has_goal(shape: str) -> bool:
+    """Whether runs of a shape end after a number of optimizer steps."""
+    return configuration(shape).trainer.optimizer_steps < BASE["trainer"]["optimizer_steps"]
 
 
-def resharded(shape: str, shards: int) -> tuple[Config, tuple[Wiring, ...]]:
-    """Configuration and roles of a shape that is resumed with other shards of score."""
-    config = configuration(shape)
-    later = replace(config, score=replace(config.score, shards=shards))
-    return later, tuple(wire(later, QUESTIONS, RELAYS.get(shape, 0)))
+def changed(shape: str, config: Config) -> tuple[Config, tuple[Wiring, ...]]:
+    """`config`, with which a run of a shape is resumed, and its roles."""
+    return config, tuple(wire(config, QUESTIONS, RELAYS.get(shape, 0)))
 
 
 def _copy(table: Any) -> Any:

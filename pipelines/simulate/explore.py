@@ -16,7 +16,15 @@ from typing import Any
 from infra.json_text import decode_json
 from infra.simulation.scheduler import EndlessLoop
 from infra.simulation.streams import Streams
-from pipelines.simulate.configurations import RELAYS, SHAPES, configuration, extended, wiring
+from pipelines.simulate.configurations import (
+    RELAYS,
+    SHAPE_WEIGHTS,
+    SHAPES,
+    TRAINER_APART,
+    configuration,
+    has_goal,
+    wiring,
+)
 from pipelines.simulate.faults import Fault, draw_faults
 from pipelines.simulate.world import FAULTS_UNTIL_S, SimulatedHistory, World
 
@@ -28,10 +36,15 @@ MAX_CPU_S = 60.0
 
 def draw_history(seed: int, shapes: Sequence[str] = ()) -> SimulatedHistory:
     """The history of a seed, with a shape of `shapes` (default: any). The same seed gives the same history."""
-    shape = Streams(seed).choose("shape", dict.fromkeys(shapes or SHAPES, 1.0))
+    shape = Streams(seed).choose("shape", {name: SHAPE_WEIGHTS.get(name, 1.0) for name in shapes or SHAPES})
     roles = [each.role.name for each in wiring(shape)]
     drawn = draw_faults(seed, roles, FAULTS_UNTIL_S)
-    absent = {"extend_run": extended(shape) is None, "reshard_run": configuration(shape).score.shards == 1}
+    config = configuration(shape)
+    absent = {
+        "extend_run": not has_goal(shape),
+        "reshard_run": config.score.shards == 1,
+        "change_ranks": config.trainer.shares == 1,
+    }
     faults = tuple(fault for fault in drawn if not absent.get(fault.kind))
     return SimulatedHistory(seed, shape, faults)
 
@@ -42,8 +55,9 @@ def play(history: SimulatedHistory, **options: Any) -> SimulatedHistory:
     An error of the simulation itself is its failure.
     """
     fresh = SimulatedHistory(history.seed, history.shape, history.faults)
-    config, roles, relays = configuration(history.shape), wiring(history.shape), RELAYS.get(history.shape, 0)
-    world = World(config, roles, fresh, relays=relays, **options)
+    shape = history.shape
+    relays, apart = RELAYS.get(shape, 0), shape in TRAINER_APART
+    world = World(configuration(shape), wiring(shape), fresh, relays=relays, trainer_apart=apart, **options)
     try:
         with _cpu_limit():
             return world.run()

@@ -31,6 +31,8 @@ FaultKind = Literal[
     "isolate_broker",
     "reshard_run",
     "expire_offsets",
+    "change_ranks",
+    "late_reads",
 ]
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 """`kill`: a process dies and is started again. `pause`: it stops for a while. `replace`: it stops, its successor
@@ -47,9 +49,12 @@ its transactions moves to another broker, and rejects requests meanwhile. `stop`
 its last outputs. `notice`: a rollout has these seconds until it is killed, and hands its work over. `isolate_broker`: a
 broker does not reach the others, and this process still reads what it has, while the run goes on with the others.
 `reshard_run`: the run ends and is resumed with other shards of score, if it has some; the command that changes them may
-be killed once. `expire_offsets`: Kafka forgets the offsets of all groups, as it does after a week without commits."""
+be killed once. `expire_offsets`: Kafka forgets the offsets of all groups, as it does after a week without commits.
+`change_ranks`: the run ends and is resumed with another number of ranks of the trainer, if batches have shares.
+`late_reads`: now and then a process cannot read some partitions for a while."""
 PLACEMENT = "placement"
 """The role in events of the whole run."""
+TRAINER = "trainer"
 PAUSED_SHARE = 0.25
 """Share of the histories in which a person pauses the run."""
 RESTARTED_SHARE = 0.15
@@ -60,6 +65,8 @@ MAX_VALUE = 10**6
 """Maximum of a fault's numbers."""
 RESHARDED_SHARE = 0.5
 """Share of the histories with shards of score in which their number changes."""
+RERANKED_SHARE = 0.5
+"""Share of the histories with several ranks in which their number changes."""
 EXPIRED_SHARE = 0.1
 """Share of the histories in which Kafka forgets offsets."""
 EXTENDED_SHARE = 0.2
@@ -68,8 +75,16 @@ UPGRADED_SHARE = 0.12
 """Share of the histories in which a run of an earlier release is upgraded."""
 TRIMMED_SHARE = 0.2
 """Share of the histories in which the log is trimmed."""
-LOST_SHARE = 0.15
+LOST_SHARE = 0.3
 """Share of the histories in which placement starts again after it has given the work of a lost rollout to others."""
+UNDELIVERED_SHARE = 0.2
+"""Share of the histories with relays in which a relay's host restarts, and the trainer meanwhile."""
+LOST_RANK_SHARE = 0.4
+"""Share of the histories with several ranks in which one ends before the first batches."""
+ENDED_SHARE = 0.2
+"""Share of the histories in which a rollout ends while placement reads its records slowly."""
+LATE_SHARE = 0.2
+"""Share of the histories in which a paused trainer writes late, and a reader starts again then."""
 COORDINATORS_SHARE = 0.15
 """Share of the histories for each kind of fault of coordinators."""
 ISOLATED_SHARE = 0.2
@@ -146,6 +161,9 @@ def draw_faults(seed: int, roles: Sequence[str], until_s: float) -> tuple[Fault,
     found += _restarts(streams, names, until_s)
     found += _trims(streams.of("trim"), until_s)
     found += _losses(streams, rollouts, until_s)
+    found += _ends(streams, rollouts, until_s)
+    found += _late_trainers(streams, names)
+    found += _trainers_ends(streams, {name: 1.0 for name in roles if name.startswith(TRAINER)}, relays, until_s)
     found += _coordinators(streams, names, until_s)
     found += _isolations(streams, names, until_s)
     found += _stops(streams, {"stop": names, "notice": rollouts}, until_s)
@@ -166,6 +184,7 @@ def _restarts(streams: Streams, names: Mapping[str, float], until_s: float) -> I
         "extend_run": EXTENDED_SHARE,
         "reshard_run": RESHARDED_SHARE,
         "expire_offsets": EXPIRED_SHARE,
+        "change_ranks": RERANKED_SHARE,
     }
     for number, (kind, share) in enumerate(shares.items(), OF_THE_RUN + 10):
         draws = streams.of(kind)
@@ -187,6 +206,45 @@ def _losses(streams: Streams, rollouts: Mapping[str, float], until_s: float) -> 
         at = draws.uniform(2.0, until_s - 8.0)
         yield Fault(round(at, 3), "kill", streams.choose("lost rollout", rollouts), 1.0, OF_THE_RUN + 30)
         yield Fault(round(at + draws.uniform(2.0, 8.0), 3), "kill", PLACEMENT, 1.0, OF_THE_RUN + 31)
+
+
+def _ends(streams: Streams, rollouts: Mapping[str, float], until_s: float) -> Iterator[Fault]:
+    """Ends of a rollout while placement pauses, and then reads some partitions late."""
+    draws = streams.of("ended rollout")
+    if draws.random() < ENDED_SHARE:
+        at, paused = draws.uniform(2.0, until_s - 8.0), draws.choice((3.0, 6.0)) * draws.uniform(0.8, 1.2)
+        yield Fault(round(at, 3), "pause", PLACEMENT, round(paused, 3), OF_THE_RUN + 90)
+        yield Fault(round(at + 0.3 * paused, 3), "late_reads", PLACEMENT, 20.0, OF_THE_RUN + 91)
+        role, killed = streams.choose("ended rollout", rollouts), at + draws.uniform(0.5, 1.0) * paused
+        yield Fault(round(killed, 3), "kill", role, 0.3, OF_THE_RUN + 92)
+
+
+def _late_trainers(streams: Streams, names: Mapping[str, float]) -> Iterator[Fault]:
+    """A trainer that comes back after its successor, and writes then what another role reads first in its new start."""
+    draws = streams.of("late trainer")
+    if draws.random() < LATE_SHARE:
+        at, seconds = draws.uniform(3.0, 8.0), draws.uniform(9.0, 14.0)
+        yield Fault(round(at, 3), "replace", TRAINER, round(seconds, 3), OF_THE_RUN + 95)
+        role, killed = streams.choose("late trainer", names), at + seconds - draws.uniform(0.0, 1.5)
+        yield Fault(round(killed, 3), "kill", role, 3.0, OF_THE_RUN + 96)
+
+
+def _trainers_ends(
+    streams: Streams, ranks: Mapping[str, float], relays: Mapping[str, float], until_s: float
+) -> Iterator[Fault]:
+    """Ends of a rank while no relay can take a version, and before the first batches."""
+    draws = streams.of("undelivered version")
+    if relays and draws.random() < UNDELIVERED_SHARE:
+        at, seconds = draws.uniform(3.0, until_s - 10.0), draws.uniform(3.0, 8.0)
+        yield Fault(
+            round(at, 3), "restart_host", streams.choose("undelivered", relays), round(seconds, 3), OF_THE_RUN + 110
+        )
+        ended = at + draws.uniform(0.0, min(seconds, 5.0))
+        yield Fault(round(ended, 3), "kill", streams.choose("undelivered by", ranks), 0.5, OF_THE_RUN + 111)
+    draws = streams.of("lost rank")
+    if len(ranks) > 1 and draws.random() < LOST_RANK_SHARE:
+        at = draws.uniform(0.5, 8.0)
+        yield Fault(round(at, 3), "kill", streams.choose("lost rank", ranks), 0.5, OF_THE_RUN + 112)
 
 
 def _coordinators(streams: Streams, names: Mapping[str, float], until_s: float) -> Iterator[Fault]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from infra.simulation.cluster import Place
 from infra.simulation.data_network import LINK_FAULTS, LinkFault
 from infra.simulation.network import OF_COORDINATORS, ONLY, REQUEST_FAULTS, RequestFaults
 from infra.simulation.process import SimulatedProcess
-from pipelines.simulate.configurations import extended, resharded
+from pipelines.simulate.configurations import changed, has_goal
 from pipelines.simulate.faults import Fault
 from pipelines.simulate.hosts import SimulatedHosts
 from pipelines.simulate.simulated_role import SimulatedRole, start_resharding, start_trim
@@ -36,7 +37,7 @@ class FaultInjector:
     def __init__(self, world: World) -> None:
         self._world = world
         self._pauses = 0
-        self._resharding = False
+        self._changing = False
         self._delay_markers(0.0, Random())
 
     def inject(self, fault: Fault) -> None:
@@ -61,6 +62,8 @@ class FaultInjector:
                 by_request = only.choice(ONLY) if only.random() < ONLY_SHARE else {}
                 share = 0.5 if by_request else share
                 world.network.faults.append(disturb(kinds=kinds, share=share, by_request=by_request))
+            case "late_reads":
+                world.network.faults.append(disturb(kinds=(), share=0.5, by_request={"Fetch": "slow"}))
             case "cut":
                 world.network.faults.append(disturb(kinds=("lost",), share=1.0))
             case "stop":
@@ -78,6 +81,8 @@ class FaultInjector:
                 world.cluster.forget_offsets()
             case "reshard_run":
                 self._reshard(fault.seconds, draws)
+            case "change_ranks":
+                self._change_ranks(fault.seconds, draws)
             case "drain":
                 self._drain(role)
             case "pause_run":
@@ -125,30 +130,33 @@ class FaultInjector:
     def _extend(self) -> bool:
         """Give the run a later goal; False if it has none."""
         world = self._world
-        later = extended(world.history.shape)
-        if later is not None:
-            world.config, roles = later
-            world.invariants.extend(world.config)
-            for each in roles:
-                world.roles[each.role.name].wiring = each
-        return later is not None
+        if not has_goal(world.history.shape) or self._changing:
+            return False
+        trainer = world.config.trainer
+        later = replace(trainer, optimizer_steps=trainer.optimizer_steps + 1)
+        world.config, roles = changed(world.history.shape, replace(world.config, trainer=later))
+        world.invariants.extend(world.config)
+        for each in roles:
+            world.roles[each.role.name].wiring = each
+        return True
 
     def _reshard(self, seconds: float, draws: Random) -> None:
         """End the run and resume it with other shards of score, if it has some: by a command that is killed once."""
         world = self._world
         counts = [n for n in range(1, world.config.kafka.partitions + 1) if n != world.config.score.shards]
-        if world.config.score.shards == 1 or self._resharding:
+        if world.config.score.shards == 1 or self._changing:
             return
-        self._resharding = True
+        self._changing = True
         for each in world.roles.values():
             each.retire()
-        config, roles = resharded(world.history.shape, draws.choice(counts))
+        score = replace(world.config.score, shards=draws.choice(counts))
+        config, roles = changed(world.history.shape, replace(world.config, score=score))
 
         def ended(error: Exception | None) -> None:
             if error is not None:
                 world.fail(f"resharding ended with {type(error).__name__}: {error}")
                 return
-            self._resharding = False
+            self._changing = False
             world.event("score", f"has {config.score.shards} shards from here on")
             world.change_roles(config, roles)
 
@@ -162,6 +170,25 @@ class FaultInjector:
                 start_resharding(second, config, world.connect(second))
 
         world.scheduler.after(seconds * draws.random(), again)
+
+    def _change_ranks(self, seconds: float, draws: Random) -> None:
+        """End the run and resume it with another number of ranks, if batches have several shares."""
+        world, trainer = self._world, self._world.config.trainer
+        counts = [count for count in range(1, trainer.shares + 1) if count != trainer.ranks]
+        if not counts or self._changing:
+            return
+        self._changing = True
+        for each in world.roles.values():
+            each.retire()
+        later = replace(trainer, ranks=draws.choice(counts))
+        config, roles = changed(world.history.shape, replace(world.config, trainer=later))
+
+        def resume() -> None:
+            self._changing = False
+            world.event("trainer", f"has {config.trainer.ranks} ranks from here on")
+            world.change_roles(config, roles)
+
+        world.scheduler.after(seconds, resume)
 
     def _restart_host(self, hosts: SimulatedHosts, host: str, seconds: float) -> None:
         on_it = [each for name, each in self._world.roles.items() if hosts.host_of(name) == host]

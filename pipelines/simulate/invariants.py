@@ -43,8 +43,9 @@ class InvariantViolated(Exception):
 class Invariants:
     """The facts of a run's records so far. `add` raises InvariantViolated."""
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self, config: Config, *, calm: bool = False) -> None:
+        """Without faults, in a `calm` run, no response fails."""
+        self._config, self._calm = config, calm
         self._interrupts = config.placement.rules.refresh == "interrupt"
         self.prompts: dict[str, int] = {}
         """The next prompt number by topic."""
@@ -165,6 +166,8 @@ class Invariants:
         self.finished.add(name)
         count = len(record.response.token_ids)
         if record.finish_reason == "failed":
+            if self._calm:
+                raise InvariantViolated(f"{name} has failed without a fault: {record.error}")
             return
         owner = self._owners.get(name)
         if owner is None or record.lease > owner.lease:

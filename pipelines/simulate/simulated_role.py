@@ -24,6 +24,7 @@ from operators.io.fold_records import FoldRunner, idle_seconds_of
 from operators.io.map_outputs import map_emission
 from operators.io.source import ShardSource
 from operators.score.score_trajectories import split_state
+from operators.trainer.rank_lost import RankLost
 from pipelines.config import Config
 from pipelines.shards import score_sessions
 from pipelines.simulate.steps import SimulatedNotice, SimulatedStep
@@ -93,6 +94,7 @@ class ShardProcess:
             self._emit(last)
         while self._waiting or self._committing:
             self.process.scheduler.wait([self._changed])
+        runner.close()
 
     def _emit(self, polled: Polled) -> None:
         emission, scheduler = self._runner.apply(polled), self.process.scheduler
@@ -156,7 +158,8 @@ class SimulatedRole:
         self.processes = [*(each for each in self.processes if each.alive), process]
         if world.hosts is not None:
             process.end = partial(world.hosts.end_process, process)
-        self._shard = ShardProcess(self.wiring, process, world.connect(process), self._pause_s, world.transfers)
+        wiring = self.wiring if world.hosts is None else world.hosts.place(self.wiring)
+        self._shard = ShardProcess(wiring, process, world.connect(process), self._pause_s, world.transfers)
 
     def kill(self, seconds: float) -> None:
         """Kill the process; start another after `seconds`."""
@@ -218,7 +221,7 @@ class SimulatedRole:
     def _ended(self, process: SimulatedProcess, error: Exception | None) -> None:
         world = self._world
         world.event(self.name, f"ends: {error!r}")
-        if error is not None and not isinstance(error, SessionLost):
+        if error is not None and not isinstance(error, SessionLost | RankLost):
             world.fail(f"{self.name} ended with {type(error).__name__}: {error}")
             return
         self._restart(process, 1.0)

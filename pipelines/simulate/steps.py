@@ -63,7 +63,7 @@ class SimulatedStep:
 
     def restore(self, restored: Restored) -> ShardFold:
         """The fold of a start. Raises TypeError for a step that cannot be simulated."""
-        process, clients, step = self._process, self._clients, self._step
+        process, clients, step, transfers = self._process, self._clients, self._step, self._transfers
         clock, now = process.monotonic, process.unix_ms
         match step:
             case DrawPrompts():
@@ -77,15 +77,17 @@ class SimulatedStep:
                 return step.restore(restored, now)
             case MakeBatches():
                 return step.restore(restored, now, clock)
-            case EmulateTraining() if self._transfers is not None:
-                return self._transfers.training(step, restored, process, clients)
-            case RelayStep() if self._transfers is not None:
-                return self._transfers.relay(step, restored, process, clients)
+            case EmulateTraining() if transfers is not None:
+                return transfers.training(step, restored, process, clients)
+            case RelayStep() if transfers is not None:
+                return transfers.relay(step, restored, process, clients)
             case EmulateTraining():
                 producer: Any = clients.plain_producer()
                 return step.restore(restored, producer, clock, now)
             case EvaluateVersions():
                 return step.restore(restored, now)
+            case _ if transfers is not None:
+                return transfers.rank(step, restored, process, clients)
         raise TypeError(f"{type(step).__name__} cannot be simulated")
 
     def _generate(self, step: GenerateTrajectories, restored: Restored) -> RolloutFold:

@@ -18,19 +18,19 @@ KV_BYTES = 48
 """Bytes of KV for one token."""
 
 
-def tensors_of(version: PolicyVersion) -> Mapping[str, np.ndarray]:
-    """The tensors of a version, uint8."""
-    return {"changed": _bytes(f"weights {version}", _CHANGED), "shared": _bytes("weights", _SHARED)}
+def tensors_of(content: str) -> Mapping[str, np.ndarray]:
+    """The tensors, uint8, of a version with this content."""
+    return {"changed": _bytes(f"weights {content}", _CHANGED), "shared": _bytes("weights", _SHARED)}
 
 
 @lru_cache(maxsize=256)
-def file_of(version: PolicyVersion) -> bytes:
-    """The whole file of a version."""
+def file_of(content: str) -> bytes:
+    """The whole file of a version with this content."""
     layout = Layout(SPECS)
     data = bytearray(layout.size)
     data[: len(layout.header)] = layout.header
     for name, view in layout.tensor_views(memoryview(data)).items():
-        view[:] = tensors_of(version)[name]
+        view[:] = tensors_of(content)[name]
     return bytes(data)
 
 

@@ -7,6 +7,7 @@ loads is compared with what the trainer has published.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from infra.store.weight_store import WeightStore
 from infra.transport.endpoint import Endpoint
 from infra.transport.kv_transfer import KVTransfers
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored, ShardFold
+from operators.io.fold_records import FoldStep
 from operators.relay.relay import RelayFold, RelayStep
 from operators.rollout.engine import Completion, Engine, EngineStatus, PartialResponse, Request
 from operators.rollout.wrapped_engine import WrappedEngine
@@ -74,6 +76,14 @@ class Transfers:
         endpoint = Endpoint(system.host, token=TOKEN)
         return KVTransfers(self._config.run.name, endpoint, most, chunk_bytes=KV_CHUNK_BYTES, system=system)
 
+    def rank(
+        self, step: FoldStep, restored: Restored, process: SimulatedProcess, clients: SimulatedClients
+    ) -> ShardFold:
+        """A rank of the real trainer. Raises TypeError for another step."""
+        from pipelines.simulate.simulated_ranks import restore_rank  # deferred: imports torch
+
+        return restore_rank(step, restored, process, clients, self._hosts, self._violated)
+
 
 class RelayedTraining(ShardFold):
     """An emulated trainer whose versions have bytes: it publishes them as the real one does."""
@@ -87,7 +97,7 @@ class RelayedTraining(ShardFold):
         hosts: SimulatedHosts,
         config: Config,
     ) -> None:
-        system = hosts.system(process)
+        system, self._hosts = hosts.system(process), hosts
         published = restored.state.get("trained", {}).get("published")
         parent = PolicyVersion.parse(published) if published else None
         settings = PublishSettings(TOKEN, config.relay.chunk_bytes, deltas=config.relay.deltas)
@@ -109,13 +119,20 @@ class RelayedTraining(ShardFold):
             now=process.unix_ms,
             system=system,
         )
+        self._resumed = None if parent is None else hosts.published.get(parent)
         self._fold = step.restore(restored, None, process.monotonic, process.unix_ms, self._publish)
 
     def fold(self, polled: Polled) -> Sequence[Output]:
-        """As the emulated trainer's."""
+        """As the emulated trainer's. The version from which it goes on is delivered again, as the real one does."""
         for received in polled.records:
             if isinstance(received.record, RelayChain):
                 self._publishing.set_chain(received.record)
+        if self._resumed is not None:
+            with suppress(StoreError, PublishFailed):
+                self._publishing.restore_version(
+                    tensors_of(self._hosts.content_of(self._resumed.version)), self._resumed
+                )
+            self._resumed = None
         return self._fold.fold(polled)
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
@@ -132,7 +149,7 @@ class RelayedTraining(ShardFold):
         publisher = self._publishing.publisher
         try:
             publisher.publish(
-                tensors_of(manifest.version),
+                tensors_of(self._hosts.content_of(manifest.version)),
                 manifest.version,
                 step=manifest.step,
                 batches=manifest.batches,
@@ -156,7 +173,7 @@ class CheckedEngine(WrappedEngine):
 
     def load(self, weights: Path, version: PolicyVersion) -> None:
         """Check the bytes of a version, and load it."""
-        if weights.read_bytes() != file_of(version):
+        if weights.read_bytes() != file_of(self._hosts.content_of(version)):
             self._violated(f"replica {self._replica} loads version {version} with other bytes than its trainer's")
         super().load(weights, version)
         self._hosts.loaded[self._replica] = version

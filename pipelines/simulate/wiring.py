@@ -13,6 +13,7 @@ from operators.io.map_outputs import MapOutputs, OutputFunction
 from operators.io.read_topics import ReadTopics
 from operators.prompts.rendering import render
 from operators.prompts.synthetic import SyntheticSource, SyntheticTokenizer
+from operators.trainer.emulate_training import EmulateTraining
 from pipelines.config import Config
 from pipelines.roles import Role, roles_of
 from pipelines.shards import topic_input
@@ -62,7 +63,7 @@ def wire(config: Config, questions: int = QUESTIONS, relays: int = 0) -> list[Wi
     roles = [*roles_of(config), *([Role("evaluation")] if config.evaluation.every else [])]
     roles += [Role("relay", index) for index in range(relays)]
     found = [_wiring(config, role, questions) for role in roles]
-    return [_with_chain(config, each) if relays and each.role.pipeline == "trainer" else each for each in found]
+    return [_with_chain(config, each) if relays and isinstance(each.step, EmulateTraining) else each for each in found]
 
 
 def _with_chain(config: Config, trainer: Wiring) -> Wiring:

@@ -27,6 +27,7 @@ from pipelines.simulate.injection import FaultInjector
 from pipelines.simulate.invariants import Invariants, InvariantViolated, audit_cluster
 from pipelines.simulate.observer import Committed, LogObserver, event_text
 from pipelines.simulate.simulated_role import SimulatedRole
+from pipelines.simulate.trained_content import TrainedContent
 from pipelines.simulate.transfers import Transfers
 from pipelines.simulate.wiring import Wiring
 from schemas.codec import Headers, as_version, versions_of
@@ -97,11 +98,13 @@ class World:
         *,
         record_events: bool = False,
         relays: int = 0,
+        trainer_apart: bool = False,
         until: float = math.inf,
         step_s: float = math.inf,
         at_step: Callable[[SimulatedHistory], None] = lambda history: None,
     ) -> None:
-        """`at_step` is called after each `step_s` seconds, with the events and the state so far."""
+        """With `trainer_apart` the trainer has a host without a relay. `at_step` is called after each `step_s` seconds,
+        with the events and the state so far."""
         self.config, self.history, self._until = config, history, until
         self._step_s, self._at_step = step_s, at_step
         self.scheduler = EventScheduler()
@@ -112,13 +115,18 @@ class World:
         self.brokers = SimulatedBrokers(self.cluster, lambda: self.scheduler.now)
         self.network = Network(self.scheduler, self.streams, self.brokers)
         self._signals = CommitSignals(self.cluster, self.scheduler)
-        self.invariants = Invariants(config)
+        self.invariants = Invariants(config, calm=not history.faults)
         upgraded = any(fault.kind == "upgrade_run" for fault in history.faults)
         self.release: EncodeForRelease = EarlierRelease(self.streams) if upgraded else as_it_is
         self._records = record_events
         self._digest = hashlib.blake2b(digest_size=16)
         LogObserver(self.cluster, config.run.name, self._committed, self._digest_message)
-        self.hosts = SimulatedHosts(relays, self.scheduler, self.streams) if relays else None
+        trained = TrainedContent(self.invariants.batches)
+        content_of = str if config.emulated_training else lambda version: trained.after(version.number)
+        place = "trainer-host" if trainer_apart else "host-0"
+        self.hosts = SimulatedHosts(relays, self.scheduler, self.streams, content_of, place) if relays else None
+        if self.hosts is not None:
+            self.hosts.published = self.invariants.manifests
         self.transfers = None if self.hosts is None else Transfers(config, self.hosts, self.fail)
         self._compacts = self.streams.of("compaction").random() < COMPACTED_SHARE
         self._clocks_are_wrong = self.streams.of("clocks").random() < SKEWED_SHARE
@@ -223,6 +231,8 @@ class World:
             self._compact()
         if self.hosts is not None and (invalid := self.hosts.invalid_versions()):
             self.fail(f"visible with other bytes than the trainer's: {', '.join(invalid)}")
+        if self.hosts is not None and (invalid := self.hosts.invalid_checkpoints()):
+            self.fail(f"checkpoints that do not hold the weights of their version: {', '.join(invalid)}")
         last_fault = max((fault.at + fault.seconds for fault in self.history.faults), default=0.0)
         if self.scheduler.now > last_fault and self._is_done():
             self.scheduler.stop()

@@ -9,6 +9,7 @@ from kafka import KafkaProducer
 from kafka.errors import KafkaTimeoutError
 from shard_sessions import Open, record, write_note
 
+from infra.kafka import owner_check
 from infra.kafka.aborted_outputs import OutputAborted
 from infra.kafka.log_gaps import LogTruncated
 from infra.kafka.note import Note
@@ -62,6 +63,34 @@ def test_verify_raises_fenced_when_a_later_start_has_committed(config: SessionCo
     with pytest.raises(Fenced, match="the note of start 2, commit 1 is the last"):
         session.verify()
     assert isinstance(session._give_up(KafkaTimeoutError()), Fenced)
+
+
+def test_idle_session_learns_of_a_successor(
+    config: SessionConfig, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = opened(config)
+    session.check_owner()
+    write_note(config, Note(session.start + 1, commit=1).encode())
+    session.check_owner()  # it has just committed
+    monkeypatch.setattr(owner_check, "OWNER_S", 0.0)
+    with pytest.raises(Fenced, match="start 2 owns it"):
+        session.check_owner()
+
+
+def test_idle_session_stays_while_kafka_does_not_answer(
+    config: SessionConfig, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new session would fence a successor whose transaction is open."""
+
+    def undecided(*arguments: object) -> None:
+        raise KafkaTimeoutError("the last transaction is open")
+
+    session = opened(config)
+    monkeypatch.setattr(owner_check, "OWNER_S", 0.0)
+    session.check_owner()
+    monkeypatch.setattr(owner_check, "last_note", undecided)
+    session.check_owner()
+    assert session.lost is None
 
 
 def test_verify_raises_when_there_is_no_note(

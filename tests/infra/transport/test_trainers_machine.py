@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from relays_here import (
+    TOKEN,
     Machine,
     chain_over,
     configure,
@@ -26,6 +29,7 @@ from infra.store.ownership import remove_store
 from infra.store.publisher import Publisher
 from infra.store.weight_store import WeightStore
 from infra.transport.weight_pusher import WeightPusher
+from operators.trainer.publishing import Publishing, PublishSettings
 from schemas.records import PolicyVersion, WeightVersion
 
 ARRAY = {"w": np.arange(8, dtype=np.uint16)}
@@ -86,6 +90,30 @@ def _published(publisher: Publisher) -> bool:
         return publisher.publish(ARRAY, PolicyVersion(2, 1), batches=(2,), **HOW)
     except StoreBusy:  # the relay has the version and is about to release the store
         return False
+
+
+def test_version_of_an_ended_start_is_delivered() -> None:
+    """The start before ended after it had published the version, and before the master could take it."""
+    data = weights(2)
+    manifest = manifest_of("1.1", data)
+    producer: Any = SimpleNamespace(close=lambda timeout_s: None)
+    with (
+        machines(1) as (master,),
+        WeightStore(master.store.root.with_name("other-" + master.store.root.name)) as store,
+    ):
+        store_version(store, manifest, data)
+        settings = PublishSettings(TOKEN, deltas=False)
+        publishing = Publishing(
+            store, lambda: producer, "r", manifest.tensors, manifest.version, settings, host="elsewhere"
+        )
+        try:
+            publishing.set_chain(chain_over([master.link]))
+            configure([master], manifest)
+            publishing.restore_version({}, manifest)
+            until(lambda: master.has("1.1"))
+        finally:
+            publishing.close()
+            remove_store(store.root, in_use=True)
 
 
 def test_pusher_logs_a_rejection_once_and_retries(caplog: pytest.LogCaptureFixture) -> None:

@@ -82,6 +82,9 @@ class ScriptedSession:
             self.position = polled[-1].offset + 1
         return polled
 
+    def check_owner(self) -> None:
+        """No successor."""
+
     def check_inputs(self) -> None:
         if self.deleted is not None:
             self.lost = self.deleted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,11 @@ def assignment(
 ) -> Assignment:
     asked = prompt(number, 1, token_ids=token_ids([1] * length))
     return Assignment(asked, 0, lease, lease, 0, 7, under, None, 0, at_least=at_least)
+
+
+def question(number: int, under: PolicyVersion) -> Assignment:
+    """Of an evaluation, which names its version."""
+    return replace(assignment(number, under), prompt=prompt(number, 1, purpose="evaluation", policy_version=under))
 
 
 class Rig:
@@ -151,6 +157,29 @@ def test_assignment_of_a_missing_version_is_rejected(loaded: bool) -> None:
     assert refused == AssignmentRejected("p0.0", 4, 0, 7, "weight version 1.1 is gone", retry=True)
     assert isinstance(done, Trajectory)
     assert done.policy_version == version(2)
+
+
+def test_question_waits_until_its_version_arrives() -> None:
+    """The manifest and the question may be here before the bytes."""
+    rig = Rig(held=1)
+    rig.drain(1)
+    rig.publish(1, arrived=False)
+    rig.replica.accept(question(0, version(1)))
+    assert rig.drain(3) == []
+    rig.weights.add(version(1))
+    (done,) = rig.drain()
+    assert isinstance(done, Trajectory)
+    assert done.policy_version == version(1)
+
+
+def test_question_of_a_version_that_never_arrived_is_rejected() -> None:
+    rig = Rig(held=1)
+    rig.drain(1)
+    rig.publish(1, arrived=False)
+    rig.replica.accept(question(0, version(1)))
+    assert rig.drain(3) == []
+    rig.publish(2)
+    assert rig.drain(2) == [AssignmentRejected("e0.0", 1, 0, 7, "weight version 1.1 is gone", retry=False)]
 
 
 def test_assignment_is_rejected_once_its_version_is_gone() -> None:

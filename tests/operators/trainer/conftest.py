@@ -28,10 +28,11 @@ def trainer(
     """A trainer of six batches with a checkpoint every two (or the fixture's parameter); not started."""
     from trainer_on_a_log import Producer, Trainer
 
-    from operators.trainer import publishing, train_batches, version_publisher
+    from operators.trainer import publishing, version_publisher
+    from operators.trainer.rank_services import RankServices
 
     made = Trainer(tmp_path, model, checkpoint_every=getattr(request, "param", 2))
-    monkeypatch.setattr(train_batches, "BoundedProducer", Producer)
+    monkeypatch.setattr(RankServices, "producer", lambda self, client: Producer(client))
     monkeypatch.setattr(publishing, "ManifestLog", lambda producer, run: made.announce)
     monkeypatch.setattr(version_publisher, "RETRY_S", 0.0)
     yield made

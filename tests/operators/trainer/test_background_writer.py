@@ -15,9 +15,10 @@ from infra.runners.stopping import STOPPING
 from operators.trainer import rendezvous
 from operators.trainer.background_writer import BackgroundWriter
 from operators.trainer.config import LearnerConfig
+from operators.trainer.rank_lost import RankLost
 from operators.trainer.rank_training import RankTraining
 from operators.trainer.ranks import Ranks
-from operators.trainer.rendezvous import RankLost, Rendezvous
+from operators.trainer.rendezvous import Rendezvous
 from operators.trainer.training_config import TrainingConfig
 from operators.trainer.version_file import layout_of
 from operators.trainer.weight_parts import WeightPart

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +16,9 @@ from stored_states import read_checkpoint
 from trainer_batches import make_batch, save_tiny_model
 
 from infra.models.checkpoint_list import list_checkpoints
+from infra.system import OperatingSystem
 from operators.io.elements import Output, Polled
-from operators.trainer import checkpoint, checkpoint_writer, clean_stop, joint_actions, rank_training
+from operators.trainer import checkpoint, checkpoint_writer, joint_actions, rank_training
 from operators.trainer.assembly import CannotTrain
 from operators.trainer.checkpoint import write_checkpoint
 from operators.trainer.checkpoint_files import TrainerPosition
@@ -28,6 +28,7 @@ from operators.trainer.config import LearnerConfig, LoraConfig
 from operators.trainer.learner import Learner
 from operators.trainer.persist import CheckpointError
 from operators.trainer.published_weights import PublishedWeights
+from operators.trainer.rank_services import RankServices
 from operators.trainer.rank_training import RankTraining
 from operators.trainer.ranks import Ranks
 from operators.trainer.rendezvous import Rendezvous
@@ -138,7 +139,7 @@ def test_other_ranks_are_watched_wherever_layers_are_gathered(
     monkeypatch.setattr(joint_actions, "ranks_without_file", noted("find ranks", lambda *_: [1]))
     monkeypatch.setattr(joint_actions, "write_parts", noted("write", lambda *_: None))
     monkeypatch.setattr(PublishedWeights, "items", noted("gather", PublishedWeights.items))
-    monkeypatch.setattr(rank_training, "open_learner", noted("open", rank_training.open_learner))
+    monkeypatch.setattr(RankServices, "open_learner", noted("open", RankServices.open_learner))
     monkeypatch.setattr(Learner, "restore", noted("restore", Learner.restore))
     write_checkpoint(tmp_path / "checkpoints", training.state(), training.position)
     resumed = RankTraining(CONFIG, tmp_path / "model", tmp_path / "checkpoints", 2)
@@ -212,8 +213,8 @@ def test_clean_stop_goes_on_if_checkpoints_cannot_be_listed(
 def test_clean_stop_waits_for_a_decision_of_rank_0_however_late(
     note: str, tmp_path: Path, training: RankTraining, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, now = dist.HashStore(), [0.0]
-    training.rendezvous = Rendezvous(Ranks(1, 2), store)
+    store, now, services = dist.HashStore(), [0.0], RankServices()
+    training.rendezvous = Rendezvous(Ranks(1, 2), store, services)
     training.joint.stop = lambda: None  # type: ignore[method-assign]
 
     def sleep(seconds: float) -> None:
@@ -221,7 +222,8 @@ def test_clean_stop_waits_for_a_decision_of_rank_0_however_late(
         if now[0] > 3600:
             training.rendezvous.post("clean stop", note)
 
-    monkeypatch.setattr(clean_stop, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now[0]))
+    services.system = OperatingSystem()
+    services.system.sleep = sleep  # type: ignore[method-assign]
     writer = CheckpointWriter(CONFIG, training, tmp_path / "checkpoints")
     begun: list[PolicyVersion] = []
     monkeypatch.setattr(writer, "begin", lambda: begun.append(training.position.version))

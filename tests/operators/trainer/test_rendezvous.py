@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import psutil
@@ -28,12 +29,12 @@ from operators.trainer.assembly import CannotTrain
 from operators.trainer.config import CriticConfig, LearnerConfig
 from operators.trainer.rank_addresses import AddressFile, AddressTopic
 from operators.trainer.rank_checks import common_settings
+from operators.trainer.rank_lost import RankLost
+from operators.trainer.rank_services import RankServices, _bind_collectives
 from operators.trainer.rank_training import start_rank_training
 from operators.trainer.ranks import Ranks
 from operators.trainer.rendezvous import (
-    RankLost,
     Rendezvous,
-    _bind_collectives,
     _find,
     join_process_group,
     lost_ranks,
@@ -171,10 +172,12 @@ def test_ranks_that_wait_warn_with_ranks_address_and_reason(
 
 
 def test_rank_warns_after_30_s_and_then_each_minute(caplog: pytest.LogCaptureFixture) -> None:
-    times = iter([0.0, 29.0, 30.0, 30.0, 31.0, 89.0, 90.0, 90.0, 149.0])
-    warnings = rendezvous_module._Warnings(3, lambda: next(times))
+    times = iter([0.0, 29.0, 30.0, 31.0, 89.0, 90.0, 149.0])
+    services = RankServices()
+    services.system = SimpleNamespace(monotonic=lambda: next(times))  # type: ignore[assignment]
+    waiting = rendezvous_module._Waiting(3, services)
     for number in range(6):
-        warnings.log_if_due(lambda number=number: f"rank 0, at {number}")
+        waiting.warn_if_due(lambda number=number: f"rank 0, at {number}")
     assert caplog.messages == ["rank 3 waits for rank 0, at 1", "rank 3 waits for rank 0, at 4"]
 
 

@@ -6,10 +6,8 @@ import math
 import pickle
 import random
 import shutil
-import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -20,10 +18,12 @@ from trainer_on_a_log import Producer, Trainer
 from infra.models.weights import weights_digest
 from infra.store import incoming_version as arriving
 from infra.store.weight_store import WeightStore
+from infra.system import OperatingSystem
 from operators.io.elements import Polled
 from operators.trainer import rank_training, version_publisher
 from operators.trainer.config import LearnerConfig
 from operators.trainer.learner import Learner
+from operators.trainer.rank_services import RankServices
 from operators.trainer.ranks import ALONE, Ranks
 from operators.trainer.replay import Replay, folder_digest
 from schemas.topics import BATCHES, METRICS, RELAY
@@ -271,8 +271,9 @@ def test_full_store_is_retried_with_backoff_while_training(
         attempts.append(seconds[0])
         return 0
 
-    clock = SimpleNamespace(**vars(time) | {"monotonic": lambda: 1000.0 + seconds[0]})
-    monkeypatch.setattr(version_publisher, "time", clock)
+    system = OperatingSystem()
+    system.monotonic = lambda: 1000.0 + seconds[0]  # type: ignore[method-assign]
+    monkeypatch.setattr(RankServices, "system", system)
     monkeypatch.setattr(version_publisher, "RETRY_S", 1.0)
     trainer.start()
     trainer.run()

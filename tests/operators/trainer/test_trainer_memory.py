@@ -15,13 +15,14 @@ from trainer_on_a_log import Producer, Trainer
 
 from operators.io.elements import Restored, ShardFold
 from operators.io.fold_records import FoldStep, _FoldFn, close_folds
-from operators.trainer import publishing, train_batches
+from operators.trainer import publishing
+from operators.trainer.rank_services import RankServices
 
 
 @pytest.fixture
 def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainer]:
     made = Trainer(tmp_path, save_tiny_model(tmp_path / "tiny"))
-    monkeypatch.setattr(train_batches, "BoundedProducer", Producer)
+    monkeypatch.setattr(RankServices, "producer", lambda self, client: Producer(client))
     monkeypatch.setattr(publishing, "ManifestLog", lambda producer, run: made.announce)
     yield made
     close_folds()

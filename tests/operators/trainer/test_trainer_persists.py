@@ -12,8 +12,9 @@ import pytest
 from small_disk import fill, small_disk
 from trainer_on_a_log import Trainer
 
-from operators.trainer import checkpoint, checkpoint_writer, persist, train_batches
+from operators.trainer import checkpoint, checkpoint_writer, persist, rank_services
 from operators.trainer.persist import CheckpointError
+from operators.trainer.rank_services import RankServices
 from schemas.topics import BATCHES, RELAY
 
 
@@ -59,7 +60,7 @@ def test_checkpoint_written_by_a_retry_is_valid(
         return False
 
     write = persist.persist
-    monkeypatch.setattr(checkpoint_writer, "persist", lambda work, tries: write(work, tries, pause))
+    monkeypatch.setattr(rank_services, "persist", lambda work, tries, wait: write(work, tries, pause))
     trainer.start()
     trainer.run()
     shutil.rmtree(blocker)
@@ -75,7 +76,7 @@ def test_final_model_on_a_full_disk_is_an_error(trainer: Trainer, monkeypatch: p
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(persist, "PAUSE_S", 0.0)
-    monkeypatch.setattr(train_batches, "write_model", full)
+    monkeypatch.setattr(rank_services, "write_model", full)
     trainer.start()
     trainer.run()
     trainer.feed(*range(6))
@@ -109,7 +110,7 @@ def test_clean_stop_keeps_the_newest_version(
 ) -> None:
     """Its successor goes on where it ended, also in an empty store, whose version the manifest restores."""
     stopping = threading.Event()
-    monkeypatch.setattr(train_batches, "STOPPING", stopping)
+    monkeypatch.setattr(RankServices, "stopping", stopping)
     trainer.start()
     trainer.run()
     trainer.feed(0, 1, 2)

@@ -26,7 +26,12 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from log_mutations import start_reads_from_any_broker  # noqa: E402
 from patches import after  # noqa: E402
-from step_mutations import ended_replica_is_lost_at_once, start_forgets_the_newest_manifest  # noqa: E402
+from rank_mutations import restored_version_is_not_delivered  # noqa: E402
+from step_mutations import (  # noqa: E402
+    ended_replica_is_lost_at_once,
+    question_of_a_version_to_come_fails,
+    start_forgets_the_newest_manifest,
+)
 
 from infra.kafka import resharding  # noqa: E402
 from infra.kafka.log_gaps import log_truncated, note_missing  # noqa: E402
@@ -90,6 +95,11 @@ def seal_of_an_earlier_change_counts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(resharding, "_retire", retired)
 
 
+def idle_start_ignores_its_successor(patch: pytest.MonkeyPatch) -> None:
+    """A start that commits nothing goes on beside its successor, and holds what that needs."""
+    patch.setattr(Session, "check_owner", lambda self: None)
+
+
 class Regression(NamedTuple):
     """A fix taken out, and what a failure says then."""
 
@@ -105,6 +115,9 @@ REGRESSIONS: Mapping[str, Regression] = {
     "trim-behind-a-successor": Regression(trim_behind_a_successor_is_fatal, "LogTruncated"),
     "older-note-of-an-isolated-broker": Regression(start_reads_from_any_broker, "follows note"),
     "seal-of-an-earlier-change": Regression(seal_of_an_earlier_change_counts, "follows note"),
+    "version-of-an-ended-start": Regression(restored_version_is_not_delivered, "is not at host-"),
+    "question-before-its-version": Regression(question_of_a_version_to_come_fails, "has failed without a fault"),
+    "idle-start-with-a-successor": Regression(idle_start_ignores_its_successor, "has not finished"),
     "open-transaction-at-the-goal": Regression(open_transaction_is_not_awaited, "a transaction has been open"),
 }
 

@@ -23,6 +23,7 @@ from operators.placement.place_trajectories import EndedOwners, PlacementFold
 from operators.placement.tracking import TrajectoryTracker
 from operators.placement.work_table import Leases
 from operators.prompts.draw_prompts import PromptFold
+from operators.rollout import waiting_assignments
 from operators.rollout.replica import Replica
 from operators.rollout.running_request import RunningRequest
 from operators.score.score_trajectories import _Scoring
@@ -227,6 +228,11 @@ def ended_replica_is_lost_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EndedOwners, "fully_read", lambda self, ended, positions: set(ended))
 
 
+def question_of_a_version_to_come_fails(patch: pytest.MonkeyPatch) -> None:
+    """A replica rejects a question whose version has not arrived on its machine yet."""
+    patch.setattr(waiting_assignments, "_may_arrive", lambda assignment, available: False)
+
+
 def old_lease_is_accepted(patch: pytest.MonkeyPatch) -> None:
     """A start of placement takes the assignment with the lowest lease for that of the present owner."""
 
@@ -272,4 +278,5 @@ STEP_MUTATIONS = (
     trainer_publishes_batches_of_another_parent,
     evaluation_repeats_its_numbers,
     evaluation_forgets_open_rounds,
+    question_of_a_version_to_come_fails,
 )
