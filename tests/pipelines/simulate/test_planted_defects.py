@@ -32,6 +32,7 @@ def disturbed(shape: str, kind: FaultKind, seconds: float, *others: Fault) -> Si
 
 HISTORIES = (
     disturbed("relays with deltas", "kill", 1.0),
+    disturbed("ranks", "kill", 1.0),
     disturbed(
         "plain",
         "replace",
@@ -52,6 +53,8 @@ RARE = {
     "chunk_is_accepted_without_its_checksum",
     "kv_of_an_older_lease_is_kept",
     "version_is_offered_once",
+    "restored_version_is_not_delivered",
+    "rank_reads_on_where_it_has_committed",
     "start_reads_from_any_broker",
     "trim_writes_no_trim_point",
 }
@@ -65,6 +68,10 @@ FOUND = {
         0, LONG_ANSWERS, (Fault(8.0, "kill", "rollout-0", 1.0, 0), Fault(12.0, "kill", "placement", 1.0, 1))
     ),
     "start_reads_from_any_broker": recorded("older-note-of-an-isolated-broker"),
+    "rank_reads_on_where_it_has_committed": SimulatedHistory(
+        5, "ranks", (Fault(21.74, "change_ranks", "rollout-0", 4.451, 115),)
+    ),
+    "restored_version_is_not_delivered": recorded("version-of-an-ended-start"),
 }
 """Histories that find rare defects: EndTxn is late and Produce slow, by the number of the fault; and an owner is lost
 before the restart of placement."""
