@@ -68,7 +68,8 @@ LEFT_OUT = {
         *("background_writer", "weight_parts", "train_batches"),
     ),
     "what ranks and roles do together: kills test them": (
-        *("joint_actions", "rank_addresses", "rank_checks", "rank_layouts", "rank_training", "rendezvous"),
+        *("joint_actions", "rank_addresses", "rank_checks", "rank_layouts", "rank_lost", "rank_services"),
+        *("rank_training", "rendezvous"),
         *("replay", "train_follower"),
     ),
     "kernels of a GPU: compared with torch at their first use": (
