@@ -86,12 +86,17 @@ def notes_of_others(
 ) -> Iterator[tuple[int, str | None]]:
     """Each rank after 0 with its note under `key(rank)`, once that is posted and `enough`.
 
-    The note is None if `closed` is set first, or if this process has been stopping for `STOP_WAIT_S`. Raises RankLost.
+    The note is None if `closed` is set first, or if this process has been stopping for `STOP_WAIT_S`. Raises RankLost,
+    also after `timeout_s` of the ranks.
     """
     services, stopping_since = rendezvous.services, float("inf")
+    deadline = services.system.monotonic() + rendezvous.ranks.timeout_s  # one that has left for a successor is silent
     for rank in range(1, rendezvous.ranks.count):
         while (note := rendezvous.posted(key(rank))) is None or not enough(note):
             now = services.system.monotonic()
+            if now > deadline:
+                timeout = f"{rendezvous.ranks.timeout_s:g} s (trainer.collective_timeout_s)"
+                raise RankLost(f"rank {rank} has not written its part within {timeout}")
             if services.stopping.is_set():
                 stopping_since = min(stopping_since, now)
             if closed.wait(_POLL_S) or now - stopping_since > STOP_WAIT_S:

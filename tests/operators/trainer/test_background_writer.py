@@ -99,17 +99,17 @@ def test_rank_0_waits_for_the_parts_of_all_ranks() -> None:
     assert len(ended) == 2
 
 
-@pytest.mark.parametrize("ends", ["close", "stop", "rejoin"])
+@pytest.mark.parametrize("ends", ["close", "stop", "rejoin", "timeout"])
 def test_rank_0_waits_for_no_rank_that_has_ended(monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
     store = dist.HashStore()
-    writer = BackgroundWriter(Rendezvous(Ranks(0, 2), store), CPU)
+    writer = BackgroundWriter(Rendezvous(Ranks(0, 2, timeout_s=0.1 if ends == "timeout" else 60.0), store), CPU)
     writer.begin((), lambda part: None, 1, lambda: None)
     if ends == "close":
         writer.close()
     elif ends == "stop":
         monkeypatch.setattr(rendezvous, "STOP_WAIT_S", 0.0)
         STOPPING.set()
-    else:
+    elif ends == "rejoin":
         store.add("rejoins", 1)
     try:
         with pytest.raises(RankLost, match="another rank has restarted" if ends == "rejoin" else "has not written"):
