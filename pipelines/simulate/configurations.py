@@ -182,9 +182,9 @@ def has_goal(shape: str) -> bool:
     return configuration(shape).trainer.optimizer_steps < BASE["trainer"]["optimizer_steps"]
 
 
-def changed(shape: str, config: Config) -> tuple[Config, tuple[Wiring, ...]]:
-    """`config`, with which a run of a shape is resumed, and its roles."""
-    return config, tuple(wire(config, QUESTIONS, RELAYS.get(shape, 0)))
+def resumed_roles(shape: str, config: Config) -> tuple[Wiring, ...]:
+    """The roles of a run of a shape that is resumed with `config`."""
+    return tuple(wire(config, QUESTIONS, RELAYS.get(shape, 0)))
 
 
 def _copy(table: Any) -> Any:

@@ -14,7 +14,7 @@ from infra.simulation.cluster import Place
 from infra.simulation.data_network import LINK_FAULTS, LinkFault
 from infra.simulation.network import OF_COORDINATORS, ONLY, REQUEST_FAULTS, RequestFaults
 from infra.simulation.process import SimulatedProcess
-from pipelines.simulate.configurations import changed, has_goal
+from pipelines.simulate.configurations import has_goal, resumed_roles
 from pipelines.simulate.faults import Fault
 from pipelines.simulate.hosts import SimulatedHosts
 from pipelines.simulate.simulated_role import SimulatedRole, start_resharding, start_trim
@@ -134,9 +134,9 @@ class FaultInjector:
             return False
         trainer = world.config.trainer
         later = replace(trainer, optimizer_steps=trainer.optimizer_steps + 1)
-        world.config, roles = changed(world.history.shape, replace(world.config, trainer=later))
+        world.config = replace(world.config, trainer=later)
         world.invariants.extend(world.config)
-        for each in roles:
+        for each in resumed_roles(world.history.shape, world.config):
             world.roles[each.role.name].wiring = each
         return True
 
@@ -150,7 +150,8 @@ class FaultInjector:
         for each in world.roles.values():
             each.retire()
         score = replace(world.config.score, shards=draws.choice(counts))
-        config, roles = changed(world.history.shape, replace(world.config, score=score))
+        config = replace(world.config, score=score)
+        roles = resumed_roles(world.history.shape, config)
 
         def ended(error: Exception | None) -> None:
             if error is not None:
@@ -181,7 +182,8 @@ class FaultInjector:
         for each in world.roles.values():
             each.retire()
         later = replace(trainer, ranks=draws.choice(counts))
-        config, roles = changed(world.history.shape, replace(world.config, trainer=later))
+        config = replace(world.config, trainer=later)
+        roles = resumed_roles(world.history.shape, config)
 
         def resume() -> None:
             self._changing = False
