@@ -208,7 +208,7 @@ PLACEMENT = "placement"
 RANKS = Topic(
     "ranks",
     ("RankAddress",),
-    "rank",
+    "start",
     ("trainer",),
     ("trainer",),
     "the address of the trainer's rendezvous",

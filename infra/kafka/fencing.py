@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from kafka import KafkaProducer
 from kafka.errors import KafkaError
 
-from infra.kafka.properties import ClientProperties
-from infra.kafka.readiness import connection_problem
+from infra.kafka.clients import SessionClients
+
+_TIMEOUT_S = 60.0
+"""How long a transaction of the id could take, if its fence began one; Kafka's default."""
 
 
 class CannotFence(RuntimeError):
     """Kafka does not respond, so missing heartbeats prove nothing."""
 
 
-def fence(client: ClientProperties, transactional_id: str) -> None:
+def fence(clients: SessionClients, transactional_id: str) -> None:
     """Abort the open transaction of `transactional_id` and make its holder's next commit fail. Raises CannotFence."""
-    if (reason := connection_problem(client.admin(), timeout_s=2.0)) is not None:
+    if (reason := clients.problem()) is not None:
         raise CannotFence(reason)
     try:
-        producer = KafkaProducer(**client.producer(transactional_id=transactional_id, retry_backoff_ms=5))
+        producer = clients.producer(transactional_id, _TIMEOUT_S)
         try:
             producer.init_transactions()
         finally:

@@ -1,27 +1,39 @@
-"""The present ends of topics."""
+"""The present ends of partitions, as their present leaders know them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
+from kafka import TopicPartition
 from kafka.errors import KafkaError
 
-from infra.kafka.admin import admin_client, end_offsets
-from infra.kafka.properties import ClientProperties
-from infra.kafka.readiness import connection_problem
+from infra.kafka.clients import SessionClients
+from infra.kafka.present_leaders import write_aborted
 from infra.kafka.session_config import Partition
+
+ENDS_S = 10.0
+"""How long the leaders may take to write."""
 
 
 class EndsUnknown(RuntimeError):
     """Kafka does not respond."""
 
 
-def log_ends(client: ClientProperties, topics: Sequence[str]) -> dict[Partition, int]:
-    """The end of each partition of `topics`, open transactions included. Raises EndsUnknown."""
-    if (reason := connection_problem(client.admin(), timeout_s=2.0)) is not None:
+def log_ends(clients: SessionClients, transactional_id: str, places: Iterable[Partition]) -> dict[Partition, int]:
+    """Offsets after all that is written to `places` now, open transactions included. Raises EndsUnknown.
+
+    They are the offsets of records that a transaction of `transactional_id` writes and aborts: a broker that is cut off
+    from the others would name older ends (see `present_leaders`).
+    """
+    if (reason := clients.problem()) is not None:
         raise EndsUnknown(reason)
     try:
-        with admin_client(client) as admin:
-            return {Partition(*place): end for place, end in end_offsets(admin, topics, committed=False).items()}
+        producer = clients.producer(transactional_id, ENDS_S)
+        try:
+            producer.init_transactions()
+            written = write_aborted(producer, transactional_id, [TopicPartition(*place) for place in places])
+        finally:
+            producer.close(timeout=1)
     except KafkaError as error:
         raise EndsUnknown(repr(error)) from error
+    return {Partition(*place): offset for place, offset in written.items()}

@@ -9,9 +9,6 @@ from kafka import TopicPartition
 from kafka.errors import KafkaTimeoutError
 
 from infra.kafka.clients import Lock
-from infra.kafka.fencing import CannotFence
-from infra.kafka.log_ends import EndsUnknown
-from infra.kafka.session_config import Partition
 from infra.kafka.simulated_consumer import CommitSignals, SimulatedConsumer, SimulatedObserver
 from infra.kafka.simulated_producer import EncodeForRelease, SimulatedPlainProducer, SimulatedProducer, as_it_is, resend
 from infra.simulation.cluster import Place, SimulatedCluster
@@ -66,31 +63,6 @@ class SimulatedClients:
 
     def blocking(self, places: Sequence[TopicPartition]) -> Sequence[str]:
         return ()
-
-    def fence(self, transactional_id: str) -> None:
-        """Fence the holder of a transactional.id, see `fencing.fence`. Raises CannotFence."""
-        if (reason := self.problem()) is not None:
-            raise CannotFence(reason)
-        producer = self.producer(transactional_id, 60.0)
-        try:
-            producer.init_transactions()
-        except KafkaTimeoutError as error:
-            raise CannotFence(repr(error)) from error
-
-    def topic_ends(self, topics: Sequence[str]) -> Mapping[Partition, int]:
-        """The ends of topics, see `log_ends`. Raises EndsUnknown."""
-        if (reason := self.problem()) is not None:
-            raise EndsUnknown(reason)
-        places = self._places(topics)
-        try:
-            return resend(
-                self.connection,
-                "ListOffsets",
-                lambda: {Partition(*place): self._log(place).end for place in places},
-                reads=places,
-            )
-        except KafkaTimeoutError as error:
-            raise EndsUnknown(repr(error)) from error
 
     def backlog(self, group: str, topic: str) -> int | None:
         """The records of `topic` that `group` has not committed, see `lag.Backlog`."""

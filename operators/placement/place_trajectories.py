@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from infra.clocks import wall_ms
+from infra.kafka.clients import KafkaClients, SessionClients
 from infra.kafka.fencing import CannotFence, fence
 from infra.kafka.log_ends import EndsUnknown, log_ends
 from infra.kafka.session_config import Partition
@@ -51,7 +52,7 @@ from schemas.records import (
     StageStatus,
     WeightVersion,
 )
-from schemas.topics import PROGRESS, RELAY_CHAIN, REPLICAS, TRAJECTORIES, group_name
+from schemas.topics import CATALOGUE, PROGRESS, RELAY_CHAIN, REPLICAS, TRAJECTORIES, group_name
 
 log = logging.getLogger(__name__)
 
@@ -80,23 +81,20 @@ class PlaceTrajectories:
     def restore(
         self,
         restored: Restored,
-        fence_holder: Callable[[str], None] | None = None,
-        topic_ends: Callable[[Sequence[str]], Mapping[Partition, int]] | None = None,
+        clients: SessionClients | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], int] = wall_ms,
     ) -> PlacementFold:
-        """The state of a start; `fence_holder` fences the holder of a transactional.id, and `topic_ends` returns the
-        ends of topics (default: through Kafka).
-        """
-        fence_group = fence_holder or (lambda group: fence(self.shard.client, group))
-        ends_of = topic_ends or (lambda topics: log_ends(self.shard.client, topics))
-        written = {topic.name(self.shard.run): topic.short_name for topic in (TRAJECTORIES, PROGRESS)}
+        """The state of a start; its process connects to Kafka with `clients` (default: those of the shard)."""
+        run, kafka = self.shard.run, clients or KafkaClients(self.shard.client)
 
         def fence_process(process: int) -> None:
-            fence_group(group_name(self.shard.run, "rollout", process))
+            fence(kafka, group_name(run, "rollout", process))
 
-        def read_ends() -> Ends:
-            return {PartitionKey(written[name], number): end for (name, number), end in ends_of([*written]).items()}
+        def read_ends(places: Iterable[PartitionKey]) -> Ends:
+            names = {Partition(CATALOGUE[place.topic].name(run), place.partition): place for place in places}
+            ends = log_ends(kafka, f"{group_name(run, 'placement')}.ends", names)
+            return {names[place]: end for place, end in ends.items()}
 
         return PlacementFold(self, restored, fence_process, clock, now, read_ends)
 
@@ -109,7 +107,7 @@ class PlacementFold(ShardFold):
         fence_process: Callable[[int], None],
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], int] = wall_ms,
-        read_ends: Callable[[], Ends] = dict,
+        read_ends: Callable[[Iterable[PartitionKey]], Ends] = lambda places: {},
     ) -> None:
         self._step, self._fence, self._clock, config = step, fence_process, clock, step.config
         self._now = now
@@ -342,10 +340,12 @@ class EndedOwners:
     """The last records of replicas that have ended: their work is not lost before placement has read them.
 
     The end of a replica and its last records are on different topics, so placement may read of the end first.
-    `read_ends` returns the present ends of the topics that replicas write, open transactions included.
+    `read_ends` returns the present ends of partitions that replicas write, open transactions included.
     """
 
-    def __init__(self, read_ends: Callable[[], Ends]) -> None:
+    WRITTEN = frozenset(topic.short_name for topic in (TRAJECTORIES, PROGRESS))
+
+    def __init__(self, read_ends: Callable[[Iterable[PartitionKey]], Ends]) -> None:
         self._read_ends = read_ends
         self._ends: dict[Owner, Ends] = {}
         """By ended owner of work: the ends of the topics after its last record."""
@@ -356,11 +356,10 @@ class EndedOwners:
         self._ends = {owner: ends for owner, ends in self._ends.items() if owner in owners}
         if new := owners - self._ends.keys():
             try:
-                self._ends |= dict.fromkeys(new, self._read_ends())
+                ends = self._read_ends(place for place in positions if place.topic in self.WRITTEN)
+                self._ends |= dict.fromkeys(new, ends)
             except EndsUnknown as error:
                 log.warning("the work of ended replicas waits, since the ends of topics are unknown: %s", error)
         return {
-            owner
-            for owner, ends in self._ends.items()
-            if all(positions.get(place, end) >= end for place, end in ends.items())
+            owner for owner, ends in self._ends.items() if all(positions[place] >= end for place, end in ends.items())
         }

@@ -65,14 +65,17 @@ class AddressTopic:
         self._newest: RankAddress | None = None
 
     def write(self, address: RankAddress) -> None:
-        """Write `address` to the log. Raises DeliveryFailed, TimeoutError."""
+        """Write `address` to the log. Raises DeliveryFailed, TimeoutError.
+
+        Each start has its own key: compaction keeps the address of the latest, also if a paused one writes after it.
+        """
         value, headers = encode(address)
         with open_producer(self._client) as producer:
-            producer.send(self._topic, value, key=b"rank 0", headers=headers)
+            producer.send(self._topic, value, key=f"rank 0, start {address.start}".encode(), headers=headers)
             producer.flush(_WRITE_S)
 
     def newest(self) -> RankAddress | None:
-        """The newest address in the log; waits up to half a second for another one.
+        """The last address of the latest start in the log; waits up to half a second for another one.
 
         A record that is no address is skipped with a warning. Raises UnknownTopic, KafkaError.
         """
@@ -82,7 +85,7 @@ class AddressTopic:
             if record.error is not None:
                 log.warning("offset %d of %s is no address of rank 0: %s", record.offset, self._topic, record.error)
             for row in record.rows:
-                if isinstance(row, RankAddress):
+                if isinstance(row, RankAddress) and (self._newest is None or row.start >= self._newest.start):
                     self._newest = row
         return self._newest
 

@@ -297,6 +297,7 @@ def start_rank_training(
         fingerprint(model, rank) if ranks.count > 1 else "",
         common_settings(config, shards, dtype),
         services,
+        epoch,
     )
     with lost_ranks():
         return RankTraining(config, model, checkpoints, epoch, rendezvous, shards, dtype, longest)

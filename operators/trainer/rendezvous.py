@@ -169,20 +169,22 @@ def join_process_group(
     model: str = "",
     settings: tuple[str, ...] = (),
     services: RankServices = PROCESS,
+    start: int = 0,
 ) -> Rendezvous:
     """Wait for all of `ranks` and join torch's default process group, for a model on `device`.
 
-    The ranks find rank 0 by `addresses`; `host` is the address of its machine, `model` the model's fingerprint, and
-    `settings` what else must be the same on all ranks, "name=value" each. A collective fails after `ranks.timeout_s`
-    seconds (see `lost_ranks`). Raises RankLost if this process has joined a process group before, or is stopped while
-    it waits; CannotTrain if rank 0 has other ranks, another model or other settings.
+    The ranks find rank 0 by `addresses`, the latest if several of its starts, of numbers `start`, are alive; `host` is
+    the address of its machine, `model` the model's fingerprint, and `settings` what else must be the same on all ranks,
+    "name=value" each. A collective fails after `ranks.timeout_s` seconds (see `lost_ranks`). Raises
+    RankLost if this process has joined a process group before, or is stopped while it waits; CannotTrain if rank 0 has
+    other ranks, another model or other settings.
     """
     use_device(device)
     if ranks.count == 1:
         return Rendezvous(services=services)
     if services.has_joined:
         raise RankLost("this process has been a rank before: a new process must take its place")
-    rendezvous = wait_for_ranks(addresses, ranks, host, model, settings, services)
+    rendezvous = wait_for_ranks(addresses, ranks, host, model, settings, services, start)
     assert rendezvous.store is not None
     with lost_ranks():
         joined = services.join(rendezvous.store, ranks, host, device)
@@ -197,9 +199,10 @@ def wait_for_ranks(
     model: str = "",
     settings: tuple[str, ...] = (),
     services: RankServices = PROCESS,
+    start: int = 0,
 ) -> Rendezvous:
     """Register this rank and wait until all are registered; the first half of `join_process_group`."""
-    own = RankAddress(host, 0, "", ranks.count, ranks.shards, model, 0, settings)
+    own = RankAddress(host, 0, "", ranks.count, ranks.shards, model, 0, settings, start)
     waiting = _Waiting(ranks.rank, services)
     with closing(addresses):
         while True:

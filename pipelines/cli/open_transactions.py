@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from infra.kafka.admin import admin_client, list_topics
+from infra.kafka.clients import KafkaClients
 from infra.kafka.fencing import fence
 from infra.kafka.open_transactions import OpenTransaction, decided, open_transactions, write_marker
 from pipelines.cli.option_sets import Commands
@@ -88,7 +89,7 @@ def _abort_action(each: OpenTransaction, execute: bool) -> str:
 
 def _abort(connection: RunClient, found: list[OpenTransaction]) -> None:
     for name in {each.transactional_id for each in found if not each.hangs and each.transactional_id}:
-        fence(connection.client, name)
+        fence(KafkaClients(connection.client), name)
     with admin_client(connection.client) as admin:
         hanging = [each for each in found if each.hangs]
         ending = decided(connection.client, hanging)

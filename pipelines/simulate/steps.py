@@ -70,7 +70,7 @@ class SimulatedStep:
                 backlog: Any = _Backlog(clients, group_name(step.shard.run, "placement"), PROMPTS.name(step.shard.run))
                 return step.restore(restored, backlog, clock, now)
             case PlaceTrajectories():
-                return step.restore(restored, clients.fence, clients.topic_ends, clock, now)
+                return step.restore(restored, clients, clock, now)
             case GenerateTrajectories():
                 return self._generate(step, restored)
             case ScoreTrajectories():

@@ -25,8 +25,10 @@ from infra.kafka.admin import (
     list_topics,
 )
 from infra.kafka.broker import Broker, free_port
+from infra.kafka.clients import KafkaClients
 from infra.kafka.log_ends import EndsUnknown, log_ends
 from infra.kafka.properties import ClientProperties
+from infra.kafka.session_config import Partition
 
 
 def eventually(holds: Callable[[], bool], seconds: float = 5.0) -> bool:
@@ -105,7 +107,9 @@ def test_end_offsets_excludes_open_transaction(broker: Broker, client: KafkaAdmi
         producer.send(run_id, b"2", partition=0).get(timeout=10)
         assert end_offsets(client, [run_id]) == {first: 2, second: 0}
         assert end_offsets(client, [run_id], committed=False) == {first: 3, second: 0}
-        assert log_ends(ClientProperties.at(broker.bootstrap_servers), [run_id]) == {first: 3, second: 0}
+        clients = KafkaClients(ClientProperties.at(broker.bootstrap_servers))
+        assert log_ends(clients, f"{run_id}.ends", [Partition(*first), Partition(*second)]) == {first: 3, second: 0}
+        assert log_ends(clients, f"{run_id}.ends", [Partition(*second)]) == {second: 2}  # a record, a marker
         producer.abort_transaction()
     finally:
         producer.close()
@@ -114,7 +118,7 @@ def test_end_offsets_excludes_open_transaction(broker: Broker, client: KafkaAdmi
 
 def test_log_ends_are_unknown_without_a_broker() -> None:
     with pytest.raises(EndsUnknown, match="Connection refused"):
-        log_ends(ClientProperties.at(f"127.0.0.1:{free_port()}"), ["topic"])
+        log_ends(KafkaClients(ClientProperties.at(f"127.0.0.1:{free_port()}")), "ends", [Partition("topic", 0)])
 
 
 def test_end_offsets_rejects_unknown_topic(client: KafkaAdminClient, run_id: str) -> None:

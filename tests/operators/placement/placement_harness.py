@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from in_memory_log import Log, Shard
@@ -66,10 +67,9 @@ class Placement:
     def _restore(self, restored: Restored) -> ShardFold:
         return PlacementFold(self._step, restored, self._fence, lambda: self.now, lambda: 0, self._ends)
 
-    def _ends(self) -> Ends:
+    def _ends(self, places: Iterable[PartitionKey]) -> Ends:
         if self.kafka_is_away:
             raise EndsUnknown("no broker responds")
-        places = [PartitionKey(topic.short_name, p) for topic in (TRAJECTORIES, PROGRESS) for p in range(PARTITIONS)]
         return {place: self.log.end(place) for place in places}
 
     def _fence(self, process: int) -> None:

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -200,14 +201,29 @@ def test_ranks_connect_to_the_newest_address_of_the_topic(broker: Broker, run_id
     unused = listening_socket("127.0.0.1")
     ended = unused.getsockname()[1]
     unused.close()
-    topic.write(address(ended))
+    topic.write(replace(address(ended), start=1))
     with BoundedProducer(client) as producer:
         producer.send(RANKS.name(run_id), b"garbage", key=b"rank 0")
     with ThreadPoolExecutor() as threads:
         second = threads.submit(wait_for_ranks, AddressTopic(client, run_id), TWO[1])
-        first = threads.submit(wait_for_ranks, topic, TWO[0])
+        first = threads.submit(wait_for_ranks, topic, TWO[0], start=2)
         for rendezvous in (first.result(60), second.result(60)):
             rendezvous.check()
+
+
+def test_address_of_a_paused_start_does_not_count(broker: Broker, run_id: str) -> None:
+    """It writes after its successor, which it has not noticed yet."""
+    client = ClientProperties.at(broker.bootstrap_servers)
+    with admin_client(client) as admin:
+        create_topics(admin, [TopicSpec(RANKS.name(run_id), 1)])
+    topic = AddressTopic(client, run_id)
+    for start, port in ((1, 1), (2, 2), (3, 3), (3, 4), (2, 5)):
+        topic.write(replace(address(port), start=start))
+    with closing(AddressTopic(client, run_id)) as reader:
+        found = None
+        while found is None:
+            found = reader.newest()
+    assert found.port == 4
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from patches import after
 
-from infra.kafka.simulated_clients import SimulatedClients
 from operators.evaluation.evaluate_versions import EvaluationFold
 from operators.experience.make_batches import _Buffering
 from operators.experience.settlements import SettlementLedger
@@ -17,6 +16,7 @@ from operators.io.elements import ReceivedRecord
 from operators.io.ledger import TrajectoryLedger
 from operators.io.pending import PendingOffsets
 from operators.io.validation import ManifestOrder
+from operators.placement import place_trajectories
 from operators.placement.inbox_ledger import restore_inboxes
 from operators.placement.pauses import RunPause
 from operators.placement.place_trajectories import EndedOwners, PlacementFold
@@ -34,7 +34,7 @@ from schemas.records import Assignment, Pause
 
 def placement_does_not_fence(patch: pytest.MonkeyPatch) -> None:
     """Placement gives lost work to another replica without fencing its owner."""
-    patch.setattr(SimulatedClients, "fence", lambda self, group: None)
+    patch.setattr(place_trajectories, "fence", lambda clients, group: None)
 
 
 def lease_counter_is_lost(patch: pytest.MonkeyPatch) -> None:
