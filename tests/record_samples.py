@@ -243,7 +243,7 @@ SAMPLES: dict[type, object] = {
         r.Pause(3, True, "ada@login-1", "new switches", 1_700_000_001_240),
         r.ScalingDecision(4, "trainer_idle", 2, 2, 3, "the trainer waits 41 % of its time", False, 1_700_000_001_260),
         r.ScalingOutcome(4, "kubernetes", 2, "403 Forbidden", 12.5, 1_700_000_001_270),
-        r.RankAddress("10.0.0.7", 40123, "f00d", 4, 2, "ab" * 32, 1_700_000_001_250, ("rollout.dtype=bfloat16",), 3),
+        r.RankAddress("10.0.0.7", 40123, "f00d", 4, 2, "ab" * 32, 1_700_000_001_250, ("rollout.dtype=bfloat16",)),
         r.TrimPoint(
             2,
             VERSION,

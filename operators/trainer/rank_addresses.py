@@ -20,13 +20,14 @@ from schemas.topics import RANKS
 log = logging.getLogger(__name__)
 
 _WRITE_S = 60.0
+_LONGEST_KEY = 20
 
 
 class Addresses(Protocol):
     """The newest address of rank 0."""
 
-    def write(self, address: RankAddress) -> None:
-        """Publish `address` in place of the one before."""
+    def write(self, address: RankAddress, start: int = 0) -> None:
+        """Publish the address of start `start` of rank 0 in place of the one before."""
 
     def newest(self) -> RankAddress | None:
         """The newest address, None if there is none yet; it may be that of a rank 0 that has ended."""
@@ -41,8 +42,8 @@ class AddressFile:
     def __init__(self, file: Path) -> None:
         self._file = file
 
-    def write(self, address: RankAddress) -> None:
-        """Replace the file."""
+    def write(self, address: RankAddress, start: int = 0) -> None:
+        """Replace the file: its ranks have no other process of rank 0."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._file, json.dumps(asdict(address)))
 
@@ -63,15 +64,16 @@ class AddressTopic:
         self._client, self._topic = client, RANKS.name(run)
         self._polls: Iterator[list[StoredRecord]] | None = None
         self._newest: RankAddress | None = None
+        self._start = 0
 
-    def write(self, address: RankAddress) -> None:
+    def write(self, address: RankAddress, start: int = 0) -> None:
         """Write `address` to the log. Raises DeliveryFailed, TimeoutError.
 
-        Each start has its own key: compaction keeps the address of the latest, also if a paused one writes after it.
+        The start is its key: compaction keeps the address of the latest, also if a paused one writes after it.
         """
         value, headers = encode(address)
         with open_producer(self._client) as producer:
-            producer.send(self._topic, value, key=f"rank 0, start {address.start}".encode(), headers=headers)
+            producer.send(self._topic, value, key=str(start).encode(), headers=headers)
             producer.flush(_WRITE_S)
 
     def newest(self) -> RankAddress | None:
@@ -85,8 +87,8 @@ class AddressTopic:
             if record.error is not None:
                 log.warning("offset %d of %s is no address of rank 0: %s", record.offset, self._topic, record.error)
             for row in record.rows:
-                if isinstance(row, RankAddress) and (self._newest is None or row.start >= self._newest.start):
-                    self._newest = row
+                if isinstance(row, RankAddress) and (start := _start_of(record.key)) >= self._start:
+                    self._newest, self._start = row, start
         return self._newest
 
     def close(self) -> None:
@@ -94,3 +96,8 @@ class AddressTopic:
         if self._polls is not None:
             self._polls.close()  # type: ignore[attr-defined]
             self._polls = None
+
+
+def _start_of(key: bytes | None) -> int:
+    """The start of rank 0 that a record's key names; 0 for one of an earlier release."""
+    return int(key) if key is not None and key.isdigit() and len(key) < _LONGEST_KEY else 0

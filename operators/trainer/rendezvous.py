@@ -202,11 +202,15 @@ def wait_for_ranks(
     start: int = 0,
 ) -> Rendezvous:
     """Register this rank and wait until all are registered; the first half of `join_process_group`."""
-    own = RankAddress(host, 0, "", ranks.count, ranks.shards, model, 0, settings, start)
+    own = RankAddress(host, 0, "", ranks.count, ranks.shards, model, 0, settings)
     waiting = _Waiting(ranks.rank, services)
     with closing(addresses):
         while True:
-            found = _find(addresses, ranks.rank, own, services) if ranks.rank else _open_store(addresses, own, services)
+            found = (
+                _find(addresses, ranks.rank, own, services)
+                if ranks.rank
+                else _open_store(addresses, own, services, start)
+            )
             if isinstance(found, str):
                 waiting.warn_if_due(partial("rank 0, but {}".format, found))
             elif _wait_for_all(found, ranks, waiting):
@@ -235,7 +239,7 @@ class _Waiting:
         self._services.system.sleep(_POLL_S)
 
 
-def _open_store(addresses: Addresses, own: RankAddress, services: RankServices) -> RankStore:
+def _open_store(addresses: Addresses, own: RankAddress, services: RankServices, start: int) -> RankStore:
     """Open a store that listens on the host of `own` only, and publish its address."""
     host, token = own.host, services.system.secret_name()
     try:
@@ -244,7 +248,7 @@ def _open_store(addresses: Addresses, own: RankAddress, services: RankServices) 
         text = f"rank 0 cannot listen at {host}: {error}. Set trainer.rank_0_host to an address of this machine"
         raise OSError(text) from error
     store.set(_OPEN, f"{host}:{port}")
-    addresses.write(replace(own, port=port, token=token, written_at=services.unix_ms()))
+    addresses.write(replace(own, port=port, token=token, written_at=services.unix_ms()), start)
     return store
 
 

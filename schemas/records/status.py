@@ -76,10 +76,10 @@ class CommitNote:
 class RankAddress:
     """The trainer's rendezvous: the store that the present start of rank 0 has opened at `host` and `port`.
 
-    Written by rank 0, read by the other ranks; the last one of the latest `start` is valid, since a paused start may
-    write after its successor. `token` names this one in the store. `ranks` and `shard_ranks` are those of rank 0's
-    configuration, `model` is the BLAKE3 of its model's tensor names, dtypes and shapes, and `settings` has "name=value"
-    of all other settings that ranks need in common: a rank with others does not register.
+    Written by rank 0, read by the other ranks; the last one of the latest start, its key, is valid. `token` names this
+    start in the store. `ranks` and `shard_ranks` are those of rank 0's configuration, `model` is the BLAKE3 of its
+    model's tensor names, dtypes and shapes, and `settings` has "name=value" of all other settings that ranks need in
+    common: a rank with others does not register.
     """
 
     host: str
@@ -90,7 +90,6 @@ class RankAddress:
     model: str
     written_at: int
     settings: tuple[str, ...] = ()
-    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)

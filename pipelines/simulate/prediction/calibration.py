@@ -1,17 +1,14 @@
 """Calibration: the emulation of a run's own engine and trainer, from the metrics of a short run.
 
-The engine's decode steps are those that its heartbeats show at each number of running requests, so they contain what
-the machine's other work costs. KV reads are part of them. Lengths are a lognormal distribution with the mean and the
-longest responses of the run.
+The engine's steps are those of the run (`engine_speed`), so they contain what the machine's other work costs. KV reads
+are part of them. Lengths are a lognormal distribution with the mean and the longest responses of the run.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist, fmean, median
 
@@ -22,19 +19,20 @@ from pipelines.config import Config, ConfigError, load_config
 from pipelines.inspect.metrics_file import REPLICA, read_metrics
 from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE
 from pipelines.simulate.prediction.cluster import uncalibrated
+from pipelines.simulate.prediction.engine_speed import decode_line, engine_intervals
 from schemas.records import Metric
 
 WARM_UP = 1
 """Optimizer steps that are left out: the first one compiles and allocates."""
 FEW = 3
-"""Pairs of heartbeats that are enough to calibrate."""
+"""Intervals with engine steps that are enough to calibrate."""
 _P99 = NormalDist().inv_cdf(0.99)
 
 
 def calibrate(folder: Path) -> Config:
     """The configuration of the run in `folder`, with the emulation of what was measured.
 
-    Raises ConfigError if it has too few steps or heartbeats.
+    Raises ConfigError if it has too few steps of the trainer or the engines.
     """
     config = load_config(folder / CONFIG_FILE)
     file = folder / METRICS_FILE
@@ -53,11 +51,11 @@ def calibrated(config: Config, metrics: Sequence[Metric], name: str) -> Config:
     ordered = [steps[number] for number in sorted(steps)][WARM_UP:]
     if len(ordered) < 2:
         raise ConfigError(f"{name} has {len(steps)} optimizer steps: at least {WARM_UP + 2} are needed to calibrate")
-    decode = dict(_decode_steps(metrics))
-    if not config.emulated and not decode:
-        raise ConfigError(_without_speed(metrics, len(steps), name))
     if config.emulated:  # it says itself how long everything takes
         return config
+    intervals = [each for each in engine_intervals(metrics) if each.steps > 0]
+    if len(intervals) < FEW:
+        raise ConfigError(_without_speed(len(intervals), len(steps), name))
     response = fmean(each.values["response_length/mean"] for each in ordered)
     longest = fmean(each.values["response_length/max"] for each in ordered)
     rows = fmean(each.values["batch/trajectories"] for each in ordered)
@@ -72,7 +70,13 @@ def calibrated(config: Config, metrics: Sequence[Metric], name: str) -> Config:
         samples_per_prompt=tasks[0].samples_per_prompt,
     )
     emulation = EngineEmulation(
-        roofline=RooflineConfig(decode_ms=_rows(decode), decode_context=0, kv_ns=0.0, prefill_us=0.0, kv_move_us=0.0),
+        roofline=RooflineConfig(
+            decode_ms=decode_line(intervals, config.rollout.replicas),
+            decode_context=0,
+            kv_ns=0.0,
+            prefill_us=0.0,
+            kv_move_us=0.0,
+        ),
         lengths=lengths_of(response, longest, rows),
         pull_s=0.0,
         block=1,
@@ -110,22 +114,13 @@ def _measured(metrics: Sequence[Metric], value: str) -> int | None:
     return round(median(found)) if found else None
 
 
-def _without_speed(metrics: Sequence[Metric], steps: int, name: str) -> str:
-    """The error of a run that never shows its engine's speed, with what to do."""
-    beats = [each.values["running"] for each in metrics if each.name == REPLICA]
-    busy = sum(running > 0 for running in beats)
-    # With this share of heartbeats with requests, how many times the steps give a few pairs of them.
-    longer = math.ceil(FEW * len(beats) / busy**2) if busy else 0
-    advice = (
-        f"run it for about {max(longer, 2) * max(steps, 1)} optimizer steps (trainer.optimizer_steps)"
-        if busy
-        else "its replicas answer between two heartbeats: let them generate more at once, with a larger "
-        "experience.global_batch or prompts.max_new_tokens, for 10 s or more"
-    )
+def _without_speed(intervals: int, steps: int, name: str) -> str:
+    """The error of a run that does not show its engine's speed, with what to do."""
+    longer = 1 + math.ceil(FEW / max(intervals, 1))
     return (
-        f"{name} has no two consecutive heartbeats of a replica with running requests, which show its engine's speed: "
-        f"{METRICS_FILE} has {len(beats)}, one of each replica every 2 s, {busy} with requests in {steps} optimizer "
-        f"steps; {advice}"
+        f"{name} has {intervals} intervals in which an engine stepped, between two metrics of its process, in "
+        f"{steps} optimizer steps; {FEW} are needed to know its speed: run it for about "
+        f"{longer * max(steps, 1)} optimizer steps (trainer.optimizer_steps)"
     )
 
 
@@ -150,34 +145,3 @@ def _step_line(steps: Sequence[Metric]) -> tuple[tuple[float, float], ...]:
         slope = min(slope, max(0.0, found))
     fixed = max(0.0, mean_s - slope * mean_tokens)  # rounding may make it negative
     return (0.0, fixed), (mean_tokens, mean_s)
-
-
-def _decode_steps(metrics: Sequence[Metric]) -> Iterator[tuple[int, float]]:
-    """Running requests (a power of two) and milliseconds of a step with so many: medians over heartbeats."""
-    by_replica: dict[tuple[int, float], list[Metric]] = defaultdict(list)
-    for each in metrics:
-        if each.name == REPLICA:
-            by_replica[each.step, each.values["incarnation"]].append(each)
-    found: dict[int, list[float]] = defaultdict(list)
-    for beats in by_replica.values():
-        for first, second in pairwise(beats):
-            running = (first.values["running"] + second.values["running"]) / 2
-            tokens = second.values["tokens_generated"] - first.values["tokens_generated"]
-            if min(first.values["running"], second.values["running"], tokens) > 0:
-                milliseconds = (second.measured_at - first.measured_at) * running / tokens
-                found[1 << round(math.log2(running))].append(milliseconds)
-    for running in sorted(found):
-        yield running, median(found[running])
-
-
-def _rows(decode: dict[int, float]) -> tuple[tuple[int, float], ...]:
-    """The rows of a roofline: from one request on, never faster with more of them."""
-    first = min(decode)
-    rows = {1: decode[first], **decode}
-    slowest, ordered = 0.0, []
-    for batch in sorted(rows):
-        slowest = max(slowest, rows[batch], 1e-3)
-        ordered.append((batch, slowest))
-    if len(ordered) == 1:
-        ordered.append((2, slowest))
-    return tuple(ordered)

@@ -12,15 +12,15 @@ from operators.rollout.replica import Replica, ReplicaEvent, ReplicaOrder
 from pipelines.simulate.prediction.counted_engine import CountedEngine
 from schemas.records import ReplicaStatus
 
-START_S = 0.001
-"""Pause before the first wake of a replica."""
+STEP_S = 0.001
+"""The shortest pause between two steps of a replica."""
 
 
 class PredictedReplica:
     """One incarnation of a replica. It is woken by orders, weights and the end of requests.
 
-    `publish` gets its events, `beat` is called when a heartbeat is due at once. It steps at most every `linger_s`
-    seconds, as rollouts collect events for a transaction.
+    `publish` gets its events, as rollouts collect them for a transaction: `linger_s` seconds after the first of them,
+    or when the replica is idle. `beat` is called when a heartbeat is due at once.
     """
 
     def __init__(
@@ -34,16 +34,17 @@ class PredictedReplica:
         linger_s: float,
     ) -> None:
         self.replica, self.engine, self.weights, self.alive = replica, engine, weights, True
-        self._scheduler, self.publish, self._beat, self._linger_s = scheduler, publish, beat, linger_s
+        self._scheduler, self._write, self._beat, self._linger_s = scheduler, publish, beat, linger_s
+        self._pending: list[ReplicaEvent] = []
         self._wake_at = float("inf")
         self._changes = 0
-        self.wake(START_S)
+        self.wake(STEP_S)
 
     def handle(self, orders: list[ReplicaOrder]) -> None:
         """Carry out orders for this incarnation."""
         if self.alive:
             for order in orders:
-                self.publish(self.replica.carry_out(order))
+                self._emit(self.replica.carry_out(order))
             self._step()
 
     def announce(self, version: Any) -> None:
@@ -51,6 +52,12 @@ class PredictedReplica:
         self.weights.announce(version)
         self.replica.announce(version)
         self.wake(0.0)
+
+    def publish(self, events: list[ReplicaEvent]) -> None:
+        """Publish `events` now, after those that are collected; nothing once this incarnation has ended."""
+        pending, self._pending = [*self._pending, *events], []
+        if pending and self.alive:
+            self._write(pending)
 
     def status(self, run: str) -> ReplicaStatus:
         """The heartbeat, with the load of now."""
@@ -71,12 +78,19 @@ class PredictedReplica:
             return
         self._wake_at = float("inf")
         events = self.replica.step()
-        self.publish(events)
+        self._emit(events)
         if self.replica.changes != self._changes:
             self._changes = self.replica.changes
             self._beat(self)
         due = self.replica.engine.due()
         if due < float("inf"):
-            self.wake(max(due, self._linger_s))
+            self.wake(max(due, STEP_S))
         elif events:  # its last request has ended: it may load newer weights now
-            self.wake(self._linger_s)
+            self.wake(STEP_S)
+        if self.replica.idle:
+            self.publish([])
+
+    def _emit(self, events: list[ReplicaEvent]) -> None:
+        if events and not self._pending:
+            self._scheduler.after(self._linger_s, lambda: self.publish([]))
+        self._pending += events

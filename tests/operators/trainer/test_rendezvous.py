@@ -201,7 +201,7 @@ def test_ranks_connect_to_the_newest_address_of_the_topic(broker: Broker, run_id
     unused = listening_socket("127.0.0.1")
     ended = unused.getsockname()[1]
     unused.close()
-    topic.write(replace(address(ended), start=1))
+    topic.write(address(ended), 1)
     with BoundedProducer(client) as producer:
         producer.send(RANKS.name(run_id), b"garbage", key=b"rank 0")
     with ThreadPoolExecutor() as threads:
@@ -218,7 +218,7 @@ def test_address_of_a_paused_start_does_not_count(broker: Broker, run_id: str) -
         create_topics(admin, [TopicSpec(RANKS.name(run_id), 1)])
     topic = AddressTopic(client, run_id)
     for start, port in ((1, 1), (2, 2), (3, 3), (3, 4), (2, 5)):
-        topic.write(replace(address(port), start=start))
+        topic.write(address(port), start)
     with closing(AddressTopic(client, run_id)) as reader:
         found = None
         while found is None:

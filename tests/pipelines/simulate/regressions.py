@@ -117,7 +117,7 @@ def ends_are_those_of_any_broker(patch: pytest.MonkeyPatch) -> None:
 def last_address_of_rank_0_counts(patch: pytest.MonkeyPatch) -> None:
     """Ranks take the last address of rank 0, which a paused start may write after its successor."""
     write = AddressTopic.write
-    patch.setattr(AddressTopic, "write", lambda self, address: write(self, replace(address, start=0)))
+    patch.setattr(AddressTopic, "write", lambda self, address, start: write(self, address, 0))
 
 
 class Regression(NamedTuple):

@@ -14,6 +14,7 @@ from pipelines.cli.predict import predict_report
 from pipelines.config import Config, ConfigError, load_config, parse_config, save_config
 from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE
 from pipelines.simulate.prediction.calibration import calibrate, calibrated, lengths_of
+from pipelines.simulate.prediction.engine_speed import decode_line, engine_intervals
 from schemas.plain import encode_json
 from schemas.records import Metric
 
@@ -25,7 +26,7 @@ def test_lengths_have_the_mean_and_the_longest_of_the_run() -> None:
 
 
 def metrics_of_a_run() -> list[Metric]:
-    """Five steps of 1,280 tokens in 2 s, and a replica that runs 8 requests at 10 ms a step."""
+    """Five steps of 1,280 tokens in 2 s, and a replica that runs 8 requests at 10 ms a step, half of the time."""
     step = {
         "time/update": 2.0,
         "response_length/mean": 30.0,
@@ -36,7 +37,22 @@ def metrics_of_a_run() -> list[Metric]:
     }
     beat = {"incarnation": 1.0, "running": 8.0, "capacity": 24.0, "kv_capacity": 3000.0}
     beats = [Metric("replica", 0, {**beat, "tokens_generated": 800.0 * n}, 1000 * n) for n in range(1, 5)]
-    return [*beats, *(Metric("trainer", n, step, 2000 * n) for n in range(1, 6))]
+    return [
+        *beats,
+        *engine_metrics([(0.5, 50.0, 400.0)] * 4),
+        *(Metric("trainer", n, step, 2000 * n) for n in range(1, 6)),
+    ]
+
+
+def engine_metrics(intervals: list[tuple[float, float, float]], process: int = 0) -> list[Metric]:
+    """The metrics of a process, each second, whose engine has worked for so many seconds, steps and tokens."""
+    sums = [tuple(map(sum, zip((0.0, 0.0, 0.0), *intervals[:n], strict=True))) for n in range(len(intervals) + 1)]
+    used = [Metric("rollout", process, {"rollout/steps": b, "rollout/tokens": c}, n) for n, (_, b, c) in timed(sums)]
+    return [*used, *(Metric("steps/rollout", process, {"time/generate": a}, n) for n, (a, _, _) in timed(sums))]
+
+
+def timed(sums: list[tuple[float, ...]]) -> list[tuple[int, tuple[float, ...]]]:
+    return [(1000 * n, each) for n, each in enumerate(sums)]
 
 
 def run_folder(folder: Path, metrics: list[Metric], **changes: Any) -> Path:
@@ -52,8 +68,27 @@ def test_calibration_takes_engine_trainer_and_lengths_of_a_run(tmp_path: Path) -
     assert found.emulated
     assert found.prompts.prompt_tokens == 10
     assert found.trainer.emulation.seconds(1280) == pytest.approx(2.0)
-    assert dict(found.rollout.emulation.roofline.decode_ms)[8] == pytest.approx(10.0)
+    assert dict(found.rollout.emulation.roofline.decode_ms)[8] == pytest.approx(40.0)  # four replicas take turns
     assert found.rollout.emulation.lengths.p50 < 30 < found.rollout.emulation.lengths.p99
+
+
+@pytest.mark.parametrize(
+    ("batches", "expected"),
+    [([8, 8, 8], [10, 10]), ([2, 8, 32], [3, 34]), ([32, 2, 30, 3], [3, 34]), ([4, 4, 4, 64], [3, 66])],
+)
+def test_engine_speed_is_a_line_over_the_batch(batches: list[int], expected: list[float]) -> None:
+    """Of an engine whose steps take 2 ms and 1 ms for each request; it generates for a part of the time."""
+    intervals = [(100 * (2 + batch) / 1000, 100.0, 100.0 * batch) for batch in batches]
+    found = decode_line(list(engine_intervals(engine_metrics(intervals))), 1)
+    assert [milliseconds for _, milliseconds in found] == pytest.approx(expected)
+    assert found[1][0] == max(batches)
+
+
+def test_engine_speed_has_no_interval_across_a_restart() -> None:
+    metrics = [*engine_metrics([(0.5, 50.0, 400.0)] * 3), *engine_metrics([(0.1, 10.0, 80.0)], process=1)]
+    restarted = [replace(each, measured_at=each.measured_at + 3100) for each in metrics[:8]]
+    ordered = sorted([*metrics, *restarted], key=lambda each: each.measured_at)
+    assert [each.seconds for each in engine_intervals(ordered)] == pytest.approx([0.5] * 6 + [0.1])
 
 
 UNSET = {"rollout__slots": None, "rollout__kv_capacity": None}
@@ -100,7 +135,7 @@ def test_calibration_takes_steps_whose_fixed_time_rounds_below_0(tmp_path: Path)
 
 def test_calibration_rejects_a_run_with_too_few_steps(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has 1 optimizer steps: at least 3 are needed"):
-        calibrate(run_folder(tmp_path, metrics_of_a_run()[:5]))
+        calibrate(run_folder(tmp_path, metrics_of_a_run()[:15]))
 
 
 def config_of_tasks(*samples: int, engine: str = "transformers") -> Config:
@@ -155,13 +190,11 @@ def test_calibration_rejects_a_run_with_an_environment(tmp_path: Path) -> None:
         calibrated(config, metrics_of_a_run(), "first")
 
 
-def test_calibration_reports_how_many_heartbeats_it_needs(tmp_path: Path) -> None:
-    idle = [replace(each, values={**each.values, "running": 0.0}) for each in metrics_of_a_run()]
-    with pytest.raises(ConfigError, match=r"has 4, one of each replica every 2 s, 0 with requests .* larger exp"):
-        calibrate(run_folder(tmp_path, idle))
-    once = [*metrics_of_a_run()[:1], *idle[1:]]
-    with pytest.raises(ConfigError, match=r"1 with requests in 5 optimizer steps; run it for about 60 optimizer steps"):
-        calibrate(run_folder(tmp_path, once))
+def test_calibration_reports_how_many_steps_it_needs(tmp_path: Path) -> None:
+    metrics = metrics_of_a_run()
+    for measured, expected in (([], r"has 0 intervals .* about 20 opt"), (metrics[4:11], r"has 1 .* about 20 opt")):
+        with pytest.raises(ConfigError, match=expected):
+            calibrate(run_folder(tmp_path, [*measured, *metrics[-5:]]))
 
 
 def test_calibrated_run_is_predicted_with_its_settings(tmp_path: Path) -> None:

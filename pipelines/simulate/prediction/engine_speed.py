@@ -1,0 +1,66 @@
+"""The speed of a run's engines, from its metrics: seconds in which they stepped, beside steps and tokens."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from schemas.records import Metric
+from schemas.topics import PHASE_SECONDS, STEP_COUNTERS
+
+ROLLOUT = "rollout"
+GENERATE = f"{PHASE_SECONDS}generate"
+STEPS, TOKENS = "rollout/steps", "rollout/tokens"
+ALIKE = 0.2
+"""Batches whose deviation is a smaller share of their mean are too alike to show how a step grows with them."""
+
+
+class EngineInterval(NamedTuple):
+    """What the engines of one process did between two of its metrics."""
+
+    seconds: float
+    steps: float
+    tokens: float
+
+
+def decode_line(intervals: Sequence[EngineInterval], together: int) -> tuple[tuple[int, float], ...]:
+    """Batch sizes and milliseconds of an engine step, as a line: two rows of a roofline.
+
+    A process steps its `together` replicas in turn, so each waits for the others' steps. Prefills and sampling are part
+    of the steps in which they happen.
+    """
+    seconds, steps, tokens = np.array(intervals).T
+    batches, times = tokens / steps, seconds / steps
+    batch, time = float(np.average(batches, weights=steps)), float(np.average(times, weights=steps))
+    variance = float(np.average((batches - batch) ** 2, weights=steps))
+    slope = 0.0
+    if variance > (ALIKE * batch) ** 2:
+        slope = float(np.average((batches - batch) * (times - time), weights=steps)) / variance
+    slope = min(max(0.0, slope), time / batch)
+    most = max(2, round(float(batches.max())))
+    return tuple((size, max(1000 * together * (time + slope * (size - batch)), 1e-3)) for size in (1, most))
+
+
+def engine_intervals(metrics: Sequence[Metric]) -> Iterator[EngineInterval]:
+    """The intervals between two metrics of the steps of each rollout process, of one start each."""
+    usage, phases = defaultdict[int, list[Metric]](list), defaultdict[int, list[Metric]](list)
+    for each in metrics:
+        if each.name == ROLLOUT and STEPS in each.values:
+            usage[each.step].append(each)
+        elif each.name == STEP_COUNTERS + ROLLOUT and GENERATE in each.values:
+            phases[each.step].append(each)
+    for process, found in phases.items():
+        times = [each.measured_at for each in usage[process]]
+        counts = [[each.values[name] for each in usage[process]] for name in (STEPS, TOKENS)]
+        for first, second in pairwise(found):
+            begin, end = first.measured_at, second.measured_at
+            if not times or begin < times[0] or end > times[-1]:
+                continue
+            seconds = second.values[GENERATE] - first.values[GENERATE]
+            steps, tokens = (float(np.interp(end, times, count) - np.interp(begin, times, count)) for count in counts)
+            if min(seconds, steps, tokens) >= 0:  # a restarted process counts from 0
+                yield EngineInterval(seconds, steps, tokens)
