@@ -2,9 +2,9 @@
 
     python -m benchmarks.calibrated runs/NAME [runs/OTHER ...] [--json]
 
-Each is the folder of a run of any engine, with the files `config.toml` and `metrics.jsonl`. For the demonstration on
-CPUs: `laminar run examples/chain_sum.toml`, then this command with its folder. Both are from the end of the second
-optimizer step to the end of the last.
+Each is the folder of a run of any engine, with the files `config.toml` and `metrics.jsonl`, and its log. For the
+demonstration on CPUs: `laminar run examples/chain_sum.toml`, then this command with its folder. Both are from the end
+of the second optimizer step to the end of the last.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.emulated_runs import measure
+from pipelines.cli.predict import overheads_of
 from pipelines.inspect.metrics_file import read_metrics
 from pipelines.inspect.run_files import METRICS_FILE
 from pipelines.present.report.machine import describe_machine
@@ -31,9 +32,9 @@ Compared = Mapping[str, tuple[float, float]]
 
 def compared(folder: Path) -> Compared:
     """Predicted and measured FIGURES of the run in `folder`. Raises ConfigError, RunFailed for a run too short."""
-    config = calibrate(folder)
-    measured = measure(read_metrics(folder / METRICS_FILE), [], config.run.time_scale, config.rollout.emulation.stride)
-    predicted = predict(Cluster(config))
+    config, metrics = calibrate(folder), read_metrics(folder / METRICS_FILE)
+    measured = measure(metrics, [], config.run.time_scale, config.rollout.emulation.stride)
+    predicted = predict(Cluster(config, overheads_of(folder)))
     return {name: (getattr(predicted, name), getattr(measured, name)) for name in FIGURES}
 
 

@@ -7,14 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from infra.files import write_atomically
+from infra.kafka.readiness import BrokerUnreachable
+from pipelines.cli.options import connect
 from pipelines.config import Config, ConfigError, load_config, parse_config, plain_table
+from pipelines.inspect.metrics_file import read_metrics
+from pipelines.inspect.run_files import METRICS_FILE
 from pipelines.present.output import Report
 from pipelines.present.prediction import candidates_plot, candidates_table, prediction_lines
 from pipelines.present.progress import ProgressPrinter
 from pipelines.simulate.prediction.calibration import calibrate
-from pipelines.simulate.prediction.cluster import Cluster
+from pipelines.simulate.prediction.cluster import Cluster, Overheads
 from pipelines.simulate.prediction.machines import Memory
+from pipelines.simulate.prediction.measured_overheads import measured_overheads
 from pipelines.simulate.prediction.search import Candidate, predict, recommended, search
 
 
@@ -45,7 +52,8 @@ class PredictionOptions:
     def cluster(self) -> Cluster:
         """The cluster. Raises ConfigError for one that is invalid or impossible."""
         try:
-            return Cluster(self._config(), train_gpus=self.train_gpus, gpus_per_replica=self.replica_gpus)
+            overheads = Overheads() if self.run is None else overheads_of(self.run)
+            return Cluster(self._config(), overheads, train_gpus=self.train_gpus, gpus_per_replica=self.replica_gpus)
         except ValueError as error:
             raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from error
 
@@ -57,6 +65,21 @@ class PredictionOptions:
             raise ConfigError("--calibrate takes the configuration of its run: leave out CONFIG.toml, or use --set")
         calibrated = calibrate(self.run)
         return parse_config(plain_table(calibrated), f"the calibration by {self.run}", self.changes)
+
+
+def overheads_of(run: Path) -> Overheads:
+    """The overheads that the log of a run's folder shows; the defaults, with a line that says why, if it shows none."""
+    file = run / METRICS_FILE
+    try:
+        log = connect(str(run.absolute()), None, None, read_only=True)
+        found = measured_overheads(log.client, log.run, read_metrics(file)) if file.exists() else None
+        reason = f"the log of {run} has too few batches"
+    except (BrokerUnreachable, typer.BadParameter) as error:
+        found, reason = None, f"the log of {run} cannot be read: {error}"
+    if found is None:
+        found = Overheads()
+        typer.echo(f"{reason}. Between roles {found.hop_s} s and {found.batch_s} s a batch are assumed", err=True)
+    return found
 
 
 def predict_report(question: PredictionOptions, *, search: bool, plot: Path | None, json: bool) -> Report:

@@ -21,8 +21,8 @@ class Overheads(CheckedSettings):
 
     hop_s: FiniteNonNegative = 0.1
     """From a record's publication to its fold in the next role: the transaction, the broker and the poll."""
-    batch_s: FiniteNonNegative = 0.5
-    """From the last trajectory of a batch to its arrival at the trainer: scoring, packing, reading."""
+    batch_s: FiniteNonNegative = 0.4
+    """From the choice of a batch in the buffer to its arrival at the trainer: packing, transaction and reading."""
 
 
 def uncalibrated(config: Config) -> str:

@@ -227,7 +227,7 @@ class PredictedWorld:
             match event:
                 case Trajectory():
                     self.measurement.finished(event, self.scheduler.now, self.training.version)
-                    self.scheduler.after(self._hop_s, partial(self.training.add, event))
+                    self.scheduler.after(2 * self._hop_s, partial(self.training.add, event))  # via score
                     self._send(TRAJECTORIES, [_finished(event)])
                 case Placed():
                     placed.append(event)
