@@ -99,11 +99,6 @@ def seal_of_an_earlier_change_counts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(resharding, "_retire", retired)
 
 
-def idle_start_ignores_its_successor(patch: pytest.MonkeyPatch) -> None:
-    """A start that commits nothing goes on beside its successor, and holds what that needs."""
-    patch.setattr(Session, "check_owner", lambda self: None)
-
-
 def ends_are_those_of_any_broker(patch: pytest.MonkeyPatch) -> None:
     """Placement asks a broker for the ends of topics, which may be cut off from the others."""
 
@@ -137,7 +132,6 @@ REGRESSIONS: Mapping[str, Regression] = {
     "seal-of-an-earlier-change": Regression(seal_of_an_earlier_change_counts, "follows note"),
     "version-of-an-ended-start": Regression(restored_version_is_not_delivered, "is not at host-"),
     "question-before-its-version": Regression(question_of_a_version_to_come_fails, "has failed without a fault"),
-    "idle-start-with-a-successor": Regression(idle_start_ignores_its_successor, "has not finished"),
     "ends-of-an-isolated-broker": Regression(ends_are_those_of_any_broker, "although it is settled"),
     "address-of-a-paused-start": Regression(last_address_of_rank_0_counts, "has not finished"),
     "open-transaction-at-the-goal": Regression(open_transaction_is_not_awaited, "a transaction has been open"),

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from predicted_clusters import TABLE, question, small_config
 
+from infra.kafka.properties import ClientProperties
 from pipelines.cli import cost as cost_module
-from pipelines.cli.predict import predict_report
+from pipelines.cli.predict import overheads_of, predict_report
 from pipelines.config import Config, ConfigError, load_config, parse_config, save_config
 from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE
+from pipelines.simulate.prediction import measured_overheads as overheads_module
 from pipelines.simulate.prediction.calibration import calibrate, calibrated, lengths_of
+from pipelines.simulate.prediction.cluster import Overheads
 from pipelines.simulate.prediction.engine_speed import decode_line, engine_intervals
+from pipelines.simulate.prediction.measured_overheads import measured_overheads
 from schemas.plain import encode_json
 from schemas.records import Metric
+from schemas.topics import EXPERIENCES, SETTLED, Topic
 
 
 def test_lengths_have_the_mean_and_the_longest_of_the_run() -> None:
@@ -204,3 +210,37 @@ def test_calibrated_run_is_predicted_with_its_settings(tmp_path: Path) -> None:
     )
     assert 2.0 <= report.data["iteration_s"] < 4.0
     assert "trained tokens/s" in report.text()
+
+
+Rows = dict[Topic, list[dict[str, Any]]]
+
+
+def log_of(lags: list[tuple[float, float]], waits: list[float]) -> tuple[Rows, list[Metric]]:
+    """The rows and the trainer's metrics of a run: of each batch the seconds until the score of its trajectories and
+    from its choice to its training, and how long the trainer has waited."""
+    rows: Rows = {EXPERIENCES: [], SETTLED: []}
+    metrics = []
+    for batch, ((hop, lag), waited) in enumerate(zip(lags, waits, strict=True)):
+        at = datetime.fromtimestamp(1000.0 + 10 * batch, UTC)
+        rows[EXPERIENCES] += [
+            {"finished_at": at, "scored_at": at + timedelta(seconds=hop + 0.01 * n)} for n in range(10)
+        ]
+        rows[SETTLED] += [{"outcome": "batched", "batch": batch, "settled_at": at}] * 10
+        values = {"time/wait": waited, "time/update": 2.0, "weight_sync/seconds": 0.5}
+        metrics.append(Metric("trainer", batch + 1, values, round(1000 * (1000.0 + 10 * batch + lag + 2.5))))
+    return rows, metrics
+
+
+def test_overheads_are_those_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, metrics = log_of([(0.2, 0.3), (0.1, 0.4), (0.1, 0.5), (0.1, 9.0)], [1.0, 1.0, 1.0, 2.0])
+    monkeypatch.setattr(overheads_module, "rows_of", lambda client, run, topic, columns: rows[topic])
+    found = measured_overheads(ClientProperties.at("nowhere:1"), "r", metrics)
+    assert found is not None
+    assert found.hop_s == pytest.approx(0.1, abs=0.01)  # one of 20, the fastest
+    assert found.batch_s == pytest.approx(0.4)  # the trainer was busy when the last batch was chosen
+    assert measured_overheads(ClientProperties.at("nowhere:1"), "r", metrics[:2]) is None
+
+
+def test_run_without_a_log_has_the_default_overheads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert overheads_of(run_folder(tmp_path, metrics_of_a_run())) == Overheads()
+    assert "Between roles 0.1 s and 0.4 s a batch are assumed" in capsys.readouterr().err

@@ -57,6 +57,7 @@ RARE = {
     "rank_reads_on_where_it_has_committed",
     "start_reads_from_any_broker",
     "trim_writes_no_trim_point",
+    "placement_decides_before_it_has_caught_up",
 }
 """Defects that need rarer faults than those of HISTORIES: tests/soak/simulated_mutations.py plays them."""
 
@@ -72,9 +73,20 @@ FOUND = {
         5, "ranks", (Fault(21.74, "change_ranks", "rollout-0", 4.451, 115),)
     ),
     "restored_version_is_not_delivered": recorded("version-of-an-ended-start"),
+    "placement_decides_before_it_has_caught_up": SimulatedHistory(
+        252,
+        "repack",
+        (
+            Fault(0.872, "replace", "experience", 13.435, 2),
+            Fault(8.075, "pause", "rollout-1", 18.416, 7),
+            Fault(9.628, "replace", "placement", 0.243, 0),
+            Fault(9.643, "kill", "trainer", 13.034, 3),
+            Fault(9.732, "requests", "placement", 8.505, 11),
+        ),
+    ),
 }
-"""Histories that find rare defects: EndTxn is late and Produce slow, by the number of the fault; and an owner is lost
-before the restart of placement."""
+"""Histories that find rare defects: EndTxn is late and Produce slow, by the number of the fault; an owner is lost
+before the restart of placement; a placement that has not read what its predecessor admitted admits too many."""
 
 
 @pytest.fixture(autouse=True)
