@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from infra.escaping import print_escaped
 from infra.files import write_atomically
 from infra.kafka.readiness import BrokerUnreachable
 from pipelines.cli.options import connect
@@ -78,7 +79,7 @@ def overheads_of(run: Path) -> Overheads:
         found, reason = None, f"the log of {run} cannot be read: {error}"
     if found is None:
         found = Overheads()
-        typer.echo(f"{reason}. Between roles {found.hop_s} s and {found.batch_s} s a batch are assumed", err=True)
+        print_escaped(f"{reason}. Between roles {found.hop_s} s and {found.batch_s} s a batch are assumed", err=True)
     return found
 
 
@@ -130,6 +131,8 @@ def _shape(cluster: Cluster) -> dict[str, Any]:
         "replicas": cluster.replicas,
         "gpus_per_replica": cluster.gpus_per_replica,
         "max_staleness": cluster.config.experience.max_staleness,
+        "hop_s": cluster.overheads.hop_s,
+        "batch_s": cluster.overheads.batch_s,
         "not_predicted": cluster.not_predicted,
     }
 

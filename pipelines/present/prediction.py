@@ -50,6 +50,8 @@ def prediction_lines(cluster: Cluster, found: Prediction, gpu_hour: float) -> It
     yield f"  KV use                {_percent(found.kv_use)}"
     yield f"  staleness             mean {found.staleness_mean:.2f}, at most {found.staleness_max}"
     yield f"  trajectory latency    {found.latency_s:,.1f} s"
+    hop, batch = cluster.overheads.hop_s, cluster.overheads.batch_s
+    yield f"  between roles         {hop:.3f} s, and {batch:.3f} s a batch (assumed or measured, not predicted)"
     yield f"  GPU hours / 10⁹ tokens  {found.gpu_hours_per_billion_tokens:,.1f}"
     if gpu_hour:
         yield f"  cost / 10⁹ tokens     {found.gpu_hours_per_billion_tokens * gpu_hour:,.2f}"

@@ -53,7 +53,7 @@ def calibrated(config: Config, metrics: Sequence[Metric], name: str) -> Config:
         raise ConfigError(f"{name} has {len(steps)} optimizer steps: at least {WARM_UP + 2} are needed to calibrate")
     if config.emulated:  # it says itself how long everything takes
         return config
-    intervals = [each for each in engine_intervals(metrics) if each.steps > 0]
+    intervals = list(engine_intervals(metrics))
     if len(intervals) < FEW:
         raise ConfigError(_without_speed(len(intervals), len(steps), name))
     response = fmean(each.values["response_length/mean"] for each in ordered)

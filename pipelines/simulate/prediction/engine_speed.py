@@ -10,11 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from schemas.records import Metric
-from schemas.topics import PHASE_SECONDS, STEP_COUNTERS
 
 ROLLOUT = "rollout"
-GENERATE = f"{PHASE_SECONDS}generate"
-STEPS, TOKENS = "rollout/steps", "rollout/tokens"
+SECONDS, STEPS, TOKENS = "rollout/step_seconds", "rollout/steps", "rollout/tokens"
 ALIKE = 0.2
 """Batches whose deviation is a smaller share of their mean are too alike to show how a step grows with them."""
 
@@ -46,21 +44,13 @@ def decode_line(intervals: Sequence[EngineInterval], together: int) -> tuple[tup
 
 
 def engine_intervals(metrics: Sequence[Metric]) -> Iterator[EngineInterval]:
-    """The intervals between two metrics of the steps of each rollout process, of one start each."""
-    usage, phases = defaultdict[int, list[Metric]](list), defaultdict[int, list[Metric]](list)
+    """The intervals in which engines stepped, between two metrics of a rollout process, of one start each."""
+    processes = defaultdict[int, list[list[float]]](list)
     for each in metrics:
-        if each.name == ROLLOUT and STEPS in each.values:
-            usage[each.step].append(each)
-        elif each.name == STEP_COUNTERS + ROLLOUT and GENERATE in each.values:
-            phases[each.step].append(each)
-    for process, found in phases.items():
-        times = [each.measured_at for each in usage[process]]
-        counts = [[each.values[name] for each in usage[process]] for name in (STEPS, TOKENS)]
-        for first, second in pairwise(found):
-            begin, end = first.measured_at, second.measured_at
-            if not times or begin < times[0] or end > times[-1]:
-                continue
-            seconds = second.values[GENERATE] - first.values[GENERATE]
-            steps, tokens = (float(np.interp(end, times, count) - np.interp(begin, times, count)) for count in counts)
-            if min(seconds, steps, tokens) >= 0:  # a restarted process counts from 0
-                yield EngineInterval(seconds, steps, tokens)
+        if each.name == ROLLOUT and SECONDS in each.values:
+            processes[each.step].append([each.values[name] for name in (SECONDS, STEPS, TOKENS)])
+    for sums in processes.values():
+        for first, second in pairwise(sums):
+            interval = EngineInterval(*(after - before for before, after in zip(first, second, strict=True)))
+            if interval.steps > 0 <= min(interval):  # a restarted process counts from 0
+                yield interval
