@@ -27,8 +27,9 @@ from operators.rollout.departure import Departure, Notice
 from operators.rollout.environments.pool import EnvironmentPool
 from operators.rollout.episodes import EpisodeEngine
 from operators.rollout.heartbeats import Heartbeats
+from operators.rollout.pending_events import PendingEvents
 from operators.rollout.replica import Replica, ReplicaEvent, ReplicaOrder
-from schemas.records import AGENT, PolicyVersion, Trajectory, TurnEnded, WeightVersion
+from schemas.records import PolicyVersion, WeightVersion
 
 FENCE_PROBE_S = 5.0
 """An idle process detects after at most so many seconds that it was fenced."""
@@ -135,10 +136,7 @@ class RolloutFold:
         self._backend, self._kv_transfers, self._pools = backend, kv_transfers, pools
         self._replicas = {replica.index: replica for replica in replicas}
         self._departure = Departure(notice, config.termination_notice_s, replicas, kv_transfers, clock)
-        self._pending: list[ReplicaEvent] = []
-        """Events that wait for the next transaction, the first of them since `_pending_since`."""
-        self._pending_since = 0.0
-        self._urgent = False
+        self._pending = PendingEvents(self._replicas.values(), config.linger_s, clock)
         self._versions: list[PolicyVersion] = []
         self._newest_manifest = NewestManifest()
         for version in state.get(_VERSIONS, ()):
@@ -163,18 +161,18 @@ class RolloutFold:
         if polled.last:
             for replica in self._replicas.values():
                 # Other replicas resume the running trajectories from the progress published here.
-                self._emit(replica.report_progress(), urgent=True)
-        elif not self._urgent:  # urgent events are published before the next step
+                self._pending.add(replica.report_progress(), urgent=True)
+        elif not self._pending.urgent:  # urgent events are published before the next step
             with phase("generate"):
                 self._generate()
-        outputs = [*dead_letters, *self._due_events()]
+        outputs = [*dead_letters, *self._pending.take_due()]
         self._departure.end_if_done(published=not self._pending)
         return outputs
 
     def _handle(self, order: ReplicaOrder) -> None:
         replica = self._replicas[order.replica]
         news = replica.changes
-        self._emit(replica.carry_out(order), urgent=True)
+        self._pending.add(replica.carry_out(order), urgent=True)
         if replica.changes != news:
             self._heartbeats.send_now()
 
@@ -215,31 +213,9 @@ class RolloutFold:
             with self._heartbeats.step():
                 for replica in self._replicas.values():
                     news = replica.changes
-                    events = replica.step()
-                    self._emit(events, urgent=any(map(_is_awaited, events)))
+                    self._pending.add(replica.step())
                     if replica.changes != news:
                         self._heartbeats.send_now()
-            if self._urgent or self._clock() >= until or not any(replica.busy() for replica in self._replicas.values()):
+            busy = any(replica.busy() for replica in self._replicas.values())
+            if self._pending.urgent or self._clock() >= until or not busy:
                 return
-
-    def _emit(self, events: list[ReplicaEvent], urgent: bool = False) -> None:
-        if not events:
-            return
-        if not self._pending:
-            self._pending_since = self._clock()
-        self._pending += events
-        self._urgent |= urgent
-
-    def _due_events(self) -> list[ReplicaEvent]:
-        """The pending events, once they are urgent, `linger_s` has passed, or all replicas are idle."""
-        idle = all(replica.idle for replica in self._replicas.values())
-        lingers = not (idle or self._urgent) and self._clock() - self._pending_since < self._config.linger_s
-        if not self._pending or lingers:
-            return []
-        events, self._pending, self._urgent = self._pending, [], False
-        return events
-
-
-def _is_awaited(event: ReplicaEvent) -> bool:
-    """Whether an agent waits for `event`."""
-    return isinstance(event, TurnEnded) or (isinstance(event, Trajectory) and event.prompt.environment == AGENT)

@@ -116,8 +116,8 @@ class Heartbeats(HeartbeatThread):
             values["speculation/accepted"] = sum(load.accepted for load in loads)
         if self._replicas:
             values["rollout/idle_ratio"] = sum(replica.idle for replica in self._replicas) / len(self._replicas)
-            values["kv/reused"] = sum(replica.kv_reused for replica in self._replicas)
-            values["kv/recomputed"] = sum(replica.kv_recomputed for replica in self._replicas)
+            values["kv/reused"] = sum(replica.kv.reused for replica in self._replicas)
+            values["kv/recomputed"] = sum(replica.kv.recomputed for replica in self._replicas)
         return Metric("rollout", self._process, values, wall_ms())
 
     def stage_statuses(self) -> list[StageStatus]:

@@ -107,19 +107,19 @@ class Replica:
         return self._reservations.plans
 
     @property
-    def kv_reused(self) -> int:
-        """Trajectories that started with their transferred KV."""
-        return self._waiting.kv.reused
-
-    @property
-    def kv_recomputed(self) -> int:
-        """Trajectories whose transferred KV could not be used."""
-        return self._waiting.kv.recomputed
+    def kv(self) -> IncomingKV:
+        """The KV of its assignments: how many were started with theirs, and how many were prefilled again."""
+        return self._waiting.kv
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to generate."""
         return not (self._running or self._waiting)
+
+    @property
+    def running(self) -> Mapping[str, RunningRequest]:
+        """What it generates, in the order of its start."""
+        return self._running
 
     def busy(self) -> bool:
         """Whether `step` has work to do now, and weights to do it under."""
@@ -348,7 +348,7 @@ class Replica:
             return rejection(assignment, f"weight version {assignment.policy_version} is gone", retry=retry)
         try:
             self._check(assignment.prompt)
-            self.engine.submit(request_of(assignment, self._waiting.kv.take(assignment, loaded)))
+            self.engine.submit(request_of(assignment, self.kv.take(assignment, loaded)))
         except ValueError as error:
             return rejection(assignment, str(error), retry=False)
         running = RunningRequest.start(assignment, self._now(), self._clock(), self.progress.steps)

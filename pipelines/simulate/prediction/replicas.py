@@ -8,6 +8,7 @@ from typing import Any
 from infra.simulation.scheduler import EventScheduler
 from operators.rollout.emulated_backend import AnnouncedWeights
 from operators.rollout.heartbeats import replica_status
+from operators.rollout.pending_events import PendingEvents
 from operators.rollout.replica import Replica, ReplicaEvent, ReplicaOrder
 from pipelines.simulate.prediction.counted_engine import CountedEngine
 from schemas.records import ReplicaStatus
@@ -19,8 +20,8 @@ STEP_S = 0.001
 class PredictedReplica:
     """One incarnation of a replica. It is woken by orders, weights and the end of requests.
 
-    `publish` gets its events, as rollouts collect them for a transaction: `linger_s` seconds after the first of them,
-    or when the replica is idle. `beat` is called when a heartbeat is due at once.
+    `publish` gets its events, as rollouts collect them for a transaction. `beat` is called when a heartbeat is due at
+    once.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class PredictedReplica:
     ) -> None:
         self.replica, self.engine, self.weights, self.alive = replica, engine, weights, True
         self._scheduler, self._write, self._beat, self._linger_s = scheduler, publish, beat, linger_s
-        self._pending: list[ReplicaEvent] = []
+        self._pending = PendingEvents((replica,), linger_s, lambda: scheduler.now)
         self._wake_at = float("inf")
         self._changes = 0
         self.wake(STEP_S)
@@ -44,7 +45,7 @@ class PredictedReplica:
         """Carry out orders for this incarnation."""
         if self.alive:
             for order in orders:
-                self._emit(self.replica.carry_out(order))
+                self.publish(self.replica.carry_out(order))
             self._step()
 
     def announce(self, version: Any) -> None:
@@ -55,9 +56,8 @@ class PredictedReplica:
 
     def publish(self, events: list[ReplicaEvent]) -> None:
         """Publish `events` now, after those that are collected; nothing once this incarnation has ended."""
-        pending, self._pending = [*self._pending, *events], []
-        if pending and self.alive:
-            self._write(pending)
+        self._pending.add(events, urgent=True)
+        self._publish_due()
 
     def status(self, run: str) -> ReplicaStatus:
         """The heartbeat, with the load of now."""
@@ -78,7 +78,9 @@ class PredictedReplica:
             return
         self._wake_at = float("inf")
         events = self.replica.step()
-        self._emit(events)
+        if events and not self._pending:
+            self._scheduler.after(self._linger_s + STEP_S, self._publish_due)
+        self._pending.add(events)
         if self.replica.changes != self._changes:
             self._changes = self.replica.changes
             self._beat(self)
@@ -87,10 +89,8 @@ class PredictedReplica:
             self.wake(max(due, STEP_S))
         elif events:  # its last request has ended: it may load newer weights now
             self.wake(STEP_S)
-        if self.replica.idle:
-            self.publish([])
+        self._publish_due()
 
-    def _emit(self, events: list[ReplicaEvent]) -> None:
-        if events and not self._pending:
-            self._scheduler.after(self._linger_s, lambda: self.publish([]))
-        self._pending += events
+    def _publish_due(self) -> None:
+        if self.alive and (due := self._pending.take_due()):
+            self._write(due)

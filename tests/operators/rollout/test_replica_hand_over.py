@@ -186,7 +186,7 @@ def test_pending_kv_delays_only_its_own_trajectory(transfers: list[KVTransfers],
     coming.set_result(transfers[1].fetch(given.kv).result(10))
     assert len(ended(destination).response.token_ids) == 12
     assert destination.engine.given == {"p0.0": b"KV of p0.0"}
-    assert (destination.replica.kv_reused, destination.replica.kv_recomputed) == (1, 0)
+    assert (destination.replica.kv.reused, destination.replica.kv.recomputed) == (1, 0)
 
 
 @pytest.mark.parametrize("trouble", ["dead", "gone", "damaged", "other weights", "no room", "none wanted"])
@@ -209,7 +209,7 @@ def test_trajectory_resumes_without_its_kv(transfers: list[KVTransfers], trouble
     destination.replica.accept(given)
     assert len(ended(destination).response.token_ids) == 12
     assert destination.engine.given == {}
-    assert (destination.replica.kv_reused, destination.replica.kv_recomputed) == (0, 1)
+    assert (destination.replica.kv.reused, destination.replica.kv.recomputed) == (0, 1)
 
 
 def test_cancel_discards_the_kv_of_a_waiting_assignment(transfers: list[KVTransfers]) -> None:

@@ -54,7 +54,7 @@ def test_replica_hands_its_group_over_with_kv_to_a_whole_one(replicas: Replicas,
     done: list[Trajectory] = []
     while len(done) < 4:
         done += [event for event in other.step() if isinstance(event, Trajectory)]
-    assert (other.kv_reused, other.kv_recomputed) == (4, 0)
+    assert (other.kv.reused, other.kv.recomputed) == (4, 0)
     assert {each.version_spans[0].version for each in done} == {version.version}
     whole = TransformersEngine(model(seed=7), slots=16, version=version.version)
     expected = run(whole, [request_of(assignment(number)) for number in range(4)])

@@ -73,8 +73,8 @@ def test_prediction_is_the_same_in_every_process(worlds: dict) -> None:
 def test_prediction_moves_trajectories_with_their_kv(worlds: dict) -> None:
     world, _, found = worlds["laminar"]
     assert found.moved > 0
-    assert sum(each.replica.kv_reused for each in world.replicas.values()) > 0
-    assert sum(each.replica.kv_recomputed for each in world.replicas.values()) == 0
+    assert sum(each.replica.kv.reused for each in world.replicas.values()) > 0
+    assert sum(each.replica.kv.recomputed for each in world.replicas.values()) == 0
 
 
 def test_prediction_shows_how_kv_fills_and_empties() -> None:
