@@ -140,24 +140,36 @@ def measure(
         staleness_mean=_weighted(measured, "staleness/mean"),
         staleness_max=max(step.values["staleness/max"] for step in measured),
         trainer_idle=min(1.0, sum(step.values["time/wait"] for step in measured) / seconds),
-        rollout_idle=_mean_over_replicas(heartbeats, lambda values: float(values["running"] + values["waiting"] == 0)),
+        rollout_idle=_rollout_idle([each for each in metrics if begin <= each.measured_at <= end]),
     )
 
 
 def _generated(heartbeats: Sequence[Metric]) -> float:
     """Tokens/s of all replicas together, each between its first and last heartbeat."""
     rate = 0.0
-    for each in _by_replica(heartbeats).values():
+    for each in _by_number(heartbeats, "replica").values():
         seconds = (each[-1].measured_at - each[0].measured_at) / 1000
         if seconds:
             rate += (each[-1].values["tokens_generated"] - each[0].values["tokens_generated"]) / seconds
     return rate
 
 
+def _rollout_idle(metrics: Sequence[Metric]) -> float:
+    """The share of time in which replicas had no request, by what their processes have counted."""
+    hosted = len(_by_number(metrics, "replica")) / max(1, len(processes := _by_number(metrics, "rollout")))
+    busy = [
+        (each[-1].values["rollout/busy_seconds"] - each[0].values["rollout/busy_seconds"])
+        / max((each[-1].measured_at - each[0].measured_at) / 1000 * hosted, 1e-9)
+        for each in processes.values()
+        if len(each) > 1
+    ]
+    return 1.0 - statistics.fmean(busy) if busy else math.nan
+
+
 def _mean_over_replicas(heartbeats: Sequence[Metric], value: Any) -> float:
     """The mean of `value` over time and replicas; each heartbeat holds until the next one."""
     means = []
-    for each in _by_replica(heartbeats).values():
+    for each in _by_number(heartbeats, "replica").values():
         spans = [(b.measured_at - a.measured_at, value(a.values)) for a, b in pairwise(each) if a.values["kv_capacity"]]
         total = sum(length for length, _ in spans)
         if total:
@@ -165,10 +177,12 @@ def _mean_over_replicas(heartbeats: Sequence[Metric], value: Any) -> float:
     return statistics.fmean(means)
 
 
-def _by_replica(heartbeats: Sequence[Metric]) -> Mapping[int, list[Metric]]:
+def _by_number(metrics: Sequence[Metric], name: str) -> Mapping[int, list[Metric]]:
+    """The metrics of `name` by replica or process, in the order of their times."""
     found: dict[int, list[Metric]] = defaultdict(list)
-    for each in sorted(heartbeats, key=lambda each: each.measured_at):
-        found[each.step].append(each)
+    for each in sorted(metrics, key=lambda each: each.measured_at):
+        if each.name == name:
+            found[each.step].append(each)
     return found
 
 

@@ -56,7 +56,7 @@ class Heartbeats(HeartbeatThread):
         """Replicas whose part in a stage group was published last time."""
         self._step_timeout_s, self._end = step_timeout_s, end
         self._step_began: float | None = None
-        self._step_seconds = self._all_steps_seconds = 0.0
+        self._step_seconds = 0.0
         super().__init__("heartbeats", producer, self._records, period_s, self._check_step)
 
     def set_replicas(self, replicas: Sequence[Replica]) -> None:
@@ -72,7 +72,6 @@ class Heartbeats(HeartbeatThread):
             yield
         finally:
             self._step_began, self._step_seconds = None, time.monotonic() - began
-            self._all_steps_seconds += self._step_seconds
 
     @property
     def step_seconds(self) -> float:
@@ -102,15 +101,15 @@ class Heartbeats(HeartbeatThread):
 
     def usage_metric(self) -> Metric:
         """Usage since the start of this process: its CPU seconds, those in model code, the tokens and steps of its
-        engines and the seconds of these steps, the tokens of drafts, and the trajectories that reused or recomputed
-        transferred KV; and the share of its replicas that are idle now.
+        engines and the seconds in which they had requests, the tokens of drafts, and the trajectories that reused or
+        recomputed transferred KV; and the share of its replicas that are idle now.
         """
         loads = [replica.engine.status() for replica in self._replicas]
         model_seconds = sum(load.model_seconds for load in loads)
         values = {"cpu/model_seconds": model_seconds, "cpu/process_seconds": time.process_time()}
         values["rollout/tokens"] = sum(load.tokens_generated for load in loads)
         values["rollout/steps"] = sum(replica.progress.steps for replica in self._replicas)
-        values["rollout/step_seconds"] = self._all_steps_seconds
+        values["rollout/busy_seconds"] = sum(replica.running.busy_seconds for replica in self._replicas)
         if drafted := sum(load.drafted for load in loads):
             values["speculation/drafted"] = drafted
             values["speculation/accepted"] = sum(load.accepted for load in loads)

@@ -21,7 +21,7 @@ from operators.rollout.config import RolloutConfig
 from operators.rollout.engine import Completion, Engine, PartialResponse
 from operators.rollout.progress_schedule import ProgressSchedule
 from operators.rollout.reservations import Reservations
-from operators.rollout.running_request import RunningRequest, known_response, request_of
+from operators.rollout.running_request import RunningRequest, RunningRequests, known_response, request_of
 from operators.rollout.waiting_assignments import IncomingKV, WaitingAssignments
 from operators.rollout.weight_loader import WeightLoader, Weights
 from schemas.bounds import fits_inbox
@@ -90,7 +90,7 @@ class Replica:
         may_load = (lambda version: True) if staging is None else staging.may_load
         self._weights = WeightLoader(index, engine, weights, may_load)
         self._waiting = WaitingAssignments(IncomingKV(index, kv_transfers))
-        self._running: dict[str, RunningRequest] = {}
+        self._running = RunningRequests(clock)
         self.progress = ProgressSchedule(config.progress_tokens, config.progress_s)
         self._reservations = Reservations(config.reserve_s)
         self._draining = False
@@ -117,8 +117,8 @@ class Replica:
         return not (self._running or self._waiting)
 
     @property
-    def running(self) -> Mapping[str, RunningRequest]:
-        """What it generates, in the order of its start."""
+    def running(self) -> RunningRequests:
+        """What it generates."""
         return self._running
 
     def busy(self) -> bool:
@@ -183,7 +183,7 @@ class Replica:
         cancelled = [name for name in running if self._running[name].assignment.lease <= leases[name]]
         self.engine.release(cancelled)
         for name in cancelled:
-            del self._running[name]
+            self._running.pop(name)
 
     def reserve(self, order: Reserve) -> None:
         """Reserve the room that `order` requests and keep the present weights, if both are available."""
@@ -274,11 +274,10 @@ class Replica:
             return []
         log.warning("replica %d leaves its group: %s", self.index, reason)
         self.engine.release(list(self._running))
-        rejected = [rejection(running.assignment, reason, retry=True) for running in self._running.values()]
-        self._running.clear()
+        ended = [self._running.pop(name) for name in tuple(self._running)]
         staging.leave()
         self.changes += 1
-        return [*rejected]
+        return [rejection(running.assignment, reason, retry=True) for running in ended]
 
     def _refresh(self) -> bool:
         """Load other weights into the empty engine, if there are any to load; returns whether it did."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -198,3 +199,29 @@ def _spans_at(spans: tuple[VersionSpan, ...], positions: np.ndarray) -> tuple[Ve
     starts = np.flatnonzero(np.diff(of, prepend=-1))
     lengths = np.diff(starts, append=len(of))
     return tuple(VersionSpan(spans[of[at]].version, int(n)) for at, n in zip(starts, lengths, strict=True))
+
+
+class RunningRequests(dict[str, RunningRequest]):
+    """What a replica generates, by trajectory, in the order of its start; and how long there was anything."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began = self._ended_busy_seconds = 0.0
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds in which it was not empty."""
+        return self._ended_busy_seconds + (self._clock() - self._began if self else 0.0)
+
+    def __setitem__(self, name: str, running: RunningRequest) -> None:
+        if not self:
+            self._began = self._clock()
+        super().__setitem__(name, running)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        """Remove one and return it, as of a dict."""
+        busy_seconds = self.busy_seconds
+        found = super().pop(name, *default)
+        if not self:
+            self._ended_busy_seconds = busy_seconds
+        return found

@@ -16,6 +16,7 @@ def _run(steps: int = 6) -> list[Metric]:
         values |= {"staleness/mean": float(step % 2), "staleness/max": float(step % 3)}
         metrics.append(Metric("trainer", step, values, 10_000 * step))
     for second in range(10 * steps + 1):
+        metrics.append(Metric("rollout", 0, {"rollout/busy_seconds": 1.5 * second}, 1000 * second))
         for replica in (0, 1):
             busy = replica == 1 or second % 2 == 0
             values = {"tokens_generated": 50.0 * second * (replica + 1), "kv_capacity": 100.0, "waiting": 0.0}

@@ -71,7 +71,7 @@ def calibrated(config: Config, metrics: Sequence[Metric], name: str) -> Config:
     )
     emulation = EngineEmulation(
         roofline=RooflineConfig(
-            decode_ms=decode_line(intervals, config.rollout.replicas),
+            decode_ms=decode_line(intervals),
             decode_context=0,
             kv_ns=0.0,
             prefill_us=0.0,

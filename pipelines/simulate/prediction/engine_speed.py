@@ -12,7 +12,7 @@ import numpy as np
 from schemas.records import Metric
 
 ROLLOUT = "rollout"
-SECONDS, STEPS, TOKENS = "rollout/step_seconds", "rollout/steps", "rollout/tokens"
+SECONDS, STEPS, TOKENS = "rollout/busy_seconds", "rollout/steps", "rollout/tokens"
 ALIKE = 0.2
 """Batches whose deviation is a smaller share of their mean are too alike to show how a step grows with them."""
 
@@ -25,11 +25,10 @@ class EngineInterval(NamedTuple):
     tokens: float
 
 
-def decode_line(intervals: Sequence[EngineInterval], together: int) -> tuple[tuple[int, float], ...]:
-    """Batch sizes and milliseconds of an engine step, as a line: two rows of a roofline.
+def decode_line(intervals: Sequence[EngineInterval]) -> tuple[tuple[int, float], ...]:
+    """Batch sizes and milliseconds from one engine step to the next, as a line: two rows of a roofline.
 
-    A process steps its `together` replicas in turn, so each waits for the others' steps. Prefills and sampling are part
-    of the steps in which they happen.
+    Prefills, sampling, and what a process does between two steps, as the steps of its other replicas, are part of them.
     """
     seconds, steps, tokens = np.array(intervals).T
     batches, times = tokens / steps, seconds / steps
@@ -40,7 +39,7 @@ def decode_line(intervals: Sequence[EngineInterval], together: int) -> tuple[tup
         slope = float(np.average((batches - batch) * (times - time), weights=steps)) / variance
     slope = min(max(0.0, slope), time / batch)
     most = max(2, round(float(batches.max())))
-    return tuple((size, max(1000 * together * (time + slope * (size - batch)), 1e-3)) for size in (1, most))
+    return tuple((size, max(1000 * (time + slope * (size - batch)), 1e-3)) for size in (1, most))
 
 
 def engine_intervals(metrics: Sequence[Metric]) -> Iterator[EngineInterval]:

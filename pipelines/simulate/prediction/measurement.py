@@ -49,11 +49,12 @@ class Prediction:
 
 
 class LoadSample(NamedTuple):
-    """What a replica said at a time of the clock. `version` is the number of its weights, None before the first."""
+    """What a replica said at a time of the clock. `version` is the number of its weights, None before the first; it has
+    had requests for `busy_s` seconds."""
 
     at: float
     kv_use: float
-    idle: bool
+    busy_s: float
     tokens: int
     version: int | None
 
@@ -89,12 +90,11 @@ class Measurement:
         staleness = newest - spans[0].version.number if spans else 0
         self._ended.append((now, now - began, staleness))
 
-    def beat(self, status: ReplicaStatus, now: float) -> None:
-        """A replica has sent its status."""
+    def beat(self, status: ReplicaStatus, busy_s: float, now: float) -> None:
+        """A replica has sent its status, after having had requests for `busy_s` seconds."""
         use = status.kv_used / status.kv_capacity if status.kv_capacity else 0.0
-        idle = status.running + status.waiting == 0
         version = None if status.policy_version is None else status.policy_version.number
-        self.beats[status.replica].append(LoadSample(now, use, idle, status.tokens_generated, version))
+        self.beats[status.replica].append(LoadSample(now, use, busy_s, status.tokens_generated, version))
 
     def finish(self, now: float, steps: Sequence[TrainedStep]) -> None:
         """The run has ended."""
@@ -170,6 +170,11 @@ class Measurement:
         times = np.diff([each.at for each in beats])
         total = float(times.sum()) or 1.0
         use = float(times @ np.array([each.kv_use for each in beats[:-1]])) / total
-        idle = float(times @ np.array([each.idle for each in beats[:-1]], float)) / total
-        gained = np.diff([each.tokens for each in beats])
-        return use, idle, float(gained[gained > 0].sum()) / total
+        busy, tokens = (_gained([getattr(each, name) for each in beats]) / total for name in ("busy_s", "tokens"))
+        return use, max(0.0, 1.0 - busy), tokens
+
+
+def _gained(counts: Sequence[float]) -> float:
+    """What a counter has gained; a new start of a replica counts from 0."""
+    gained = np.diff(counts)
+    return float(gained[gained > 0].sum())

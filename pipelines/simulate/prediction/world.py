@@ -245,7 +245,8 @@ class PredictedWorld:
 
     def send_status(self, status: ReplicaStatus) -> None:
         """Send the heartbeat of a replica to placement."""
-        self.measurement.beat(status, self.scheduler.now)
+        busy_s = self.replicas[status.replica].replica.running.busy_seconds
+        self.measurement.beat(status, busy_s, self.scheduler.now)
         self._send(REPLICAS, [status])
 
     # -- buffer and trainer -------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def metrics_of_a_run() -> list[Metric]:
 def engine_metrics(intervals: list[tuple[float, float, float]], process: int = 0) -> list[Metric]:
     """The metrics of a process, each second, whose engine has worked for so many seconds, steps and tokens."""
     sums = [tuple(map(sum, zip((0.0, 0.0, 0.0), *intervals[:n], strict=True))) for n in range(len(intervals) + 1)]
-    names = ("rollout/step_seconds", "rollout/steps", "rollout/tokens")
+    names = ("rollout/busy_seconds", "rollout/steps", "rollout/tokens")
     return [Metric("rollout", process, dict(zip(names, each, strict=True)), 1000 * n) for n, each in enumerate(sums)]
 
 
@@ -70,7 +70,7 @@ def test_calibration_takes_engine_trainer_and_lengths_of_a_run(tmp_path: Path) -
     assert found.emulated
     assert found.prompts.prompt_tokens == 10
     assert found.trainer.emulation.seconds(1280) == pytest.approx(2.0)
-    assert dict(found.rollout.emulation.roofline.decode_ms)[8] == pytest.approx(40.0)  # four replicas take turns
+    assert dict(found.rollout.emulation.roofline.decode_ms)[8] == pytest.approx(10.0)
     assert found.rollout.emulation.lengths.p50 < 30 < found.rollout.emulation.lengths.p99
 
 
@@ -81,7 +81,7 @@ def test_calibration_takes_engine_trainer_and_lengths_of_a_run(tmp_path: Path) -
 def test_engine_speed_is_a_line_over_the_batch(batches: list[int], expected: list[float]) -> None:
     """Of an engine whose steps take 2 ms and 1 ms for each request; it generates for a part of the time."""
     intervals = [(100 * (2 + batch) / 1000, 100.0, 100.0 * batch) for batch in batches]
-    found = decode_line(list(engine_intervals(engine_metrics(intervals))), 1)
+    found = decode_line(list(engine_intervals(engine_metrics(intervals))))
     assert [milliseconds for _, milliseconds in found] == pytest.approx(expected)
     assert found[1][0] == max(batches)
 
