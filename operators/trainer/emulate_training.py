@@ -173,7 +173,8 @@ class _EmulatedTraining(ShardFold):
         available_at, batch = self._complete.popleft()
         begins = max(available_at, self._free_at)
         tokens = self._step.stride * sum(len(part.token_ids) for part in batch.parts)
-        ends = begins + self._step.config.emulation.seconds(tokens) / self._step.time_scale
+        emulation = self._step.config.emulation
+        ends = begins + emulation.factor(batch.number) * emulation.seconds(tokens) / self._step.time_scale
         self._training = _Step(batch, begins, ends, begins - self._free_at)
         return self._training
 

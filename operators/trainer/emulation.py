@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -23,6 +25,9 @@ class TrainerEmulation(CheckedSettings):
     """Seconds that the trainer stalls to hand over its weights."""
     broadcast_s: NonNegative = 0.42
     """Seconds from the end of the stall until every machine has the complete version."""
+    deviation: NonNegative = 0.0
+    """Standard deviation of the time of a step over its mean, as by other work of the machine: lognormal, the same in
+    every run. 0: each step takes exactly the time of its tokens."""
 
     def _check(self) -> None:
         if len(self.step_s) < 2 or any(b[0] <= a[0] or b[1] < a[1] for a, b in pairwise(self.step_s)):
@@ -30,8 +35,15 @@ class TrainerEmulation(CheckedSettings):
                 f"step_s must be two or more rows of rising tokens and non-falling seconds, not {self.step_s}"
             )
 
+    def factor(self, step: int) -> float:
+        """How many times as long as the mean step `step` takes."""
+        if not self.deviation:
+            return 1.0
+        variance = math.log1p(self.deviation**2)
+        return random.Random(step).lognormvariate(-variance / 2, math.sqrt(variance))
+
     def seconds(self, tokens: float) -> float:
-        """Seconds of a step over `tokens` tokens."""
+        """Mean seconds of a step over `tokens` tokens."""
         rows = self.step_s
         segment = next((i for i in range(1, len(rows) - 1) if tokens <= rows[i][0]), len(rows) - 1)
         (low, before), (high, after) = rows[segment - 1 : segment + 1]

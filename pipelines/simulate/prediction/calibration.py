@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import NormalDist, fmean, median
+from statistics import NormalDist, fmean, median, pstdev
 
 from operators.prompts.config import PromptsConfig
 from operators.rollout.emulation_config import EngineEmulation, LengthsConfig, RooflineConfig
@@ -83,6 +83,7 @@ def calibrated(config: Config, metrics: Sequence[Metric], name: str) -> Config:
     )
     stall = fmean(each.values.get("weight_sync/seconds", 0.0) for each in ordered)
     trainer = TrainerEmulation(_step_line(ordered), stall, 0.0)
+    trainer = replace(trainer, deviation=_deviation(ordered, trainer))
     vllm = config.rollout.engine == "vllm"  # KV as its memory allows; other engines have slots × context
     return replace(
         config,
@@ -131,6 +132,12 @@ def lengths_of(mean: float, longest: float, drawn: float) -> LengthsConfig:
     sigma = at - math.sqrt(max(0.0, at * at - 2 * ratio))
     p50 = max(1.0, mean * math.exp(-sigma * sigma / 2))
     return LengthsConfig(p50, max(p50, p50 * math.exp(_P99 * sigma)))
+
+
+def _deviation(steps: Sequence[Metric], trainer: TrainerEmulation) -> float:
+    """The deviation of the times of steps, each over the time that `trainer` gives its tokens."""
+    times = [each.values["time/update"] / trainer.seconds(each.values["batch/tokens"]) for each in steps]
+    return pstdev(times) / fmean(times)
 
 
 def _step_line(steps: Sequence[Metric]) -> tuple[tuple[float, float], ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import median, quantiles
+from statistics import median
 
 from infra.kafka.properties import ClientProperties
 from pipelines.inspect.log.chunks import rows_of
@@ -13,34 +13,36 @@ from schemas.topics import EXPERIENCES, SETTLED
 
 FEW = 3
 """Batches that are enough to measure."""
-PARTS = 20
-"""One of so many hops waits for nothing else: neither `rollout.linger_s` nor other trajectories."""
 
 
 def measured_overheads(client: ClientProperties, run: str, metrics: Sequence[Metric]) -> Overheads | None:
     """The overheads of `run`, with its log and its trainer's `metrics`; None if it has too few batches.
 
+    A hop is the median time from the last score of a batch to the choice of the batch, which nothing else delays.
     Clocks of different machines are compared, so they must agree to less than these times.
     """
-    hops = [
-        (row["scored_at"] - row["finished_at"]).total_seconds()
-        for row in rows_of(client, run, EXPERIENCES, ("finished_at", "scored_at"))
-    ]
-    settled = {
-        row["batch"]: row["settled_at"].timestamp()
-        for row in rows_of(client, run, SETTLED, ("outcome", "batch", "settled_at"))
+    batches = {
+        row["trajectory_id"]: (row["batch"], row["settled_at"].timestamp())
+        for row in rows_of(client, run, SETTLED, ("trajectory_id", "outcome", "batch", "settled_at"))
         if row["outcome"] == "batched"
     }
-    awaited = list(_awaited(settled, metrics))
-    if len(hops) < PARTS or len(awaited) < FEW:
+    complete: dict[int, float] = {}
+    for row in rows_of(client, run, EXPERIENCES, ("trajectory_id", "scored_at")):
+        number, _ = batches.get(row["trajectory_id"], (None, 0.0))
+        if number is not None:
+            complete[number] = max(complete.get(number, 0.0), row["scored_at"].timestamp())
+    chosen = dict(batches.values())
+    hops = [chosen[number] - at for number, at in complete.items()]
+    awaited = list(_awaited(chosen, metrics))
+    if len(hops) < FEW or len(awaited) < FEW:
         return None
-    return Overheads(max(0.0, quantiles(hops, n=PARTS)[0]), max(0.0, median(awaited)))
+    return Overheads(max(0.0, median(hops)), max(0.0, median(awaited)))
 
 
-def _awaited(settled: Mapping[int, float], metrics: Sequence[Metric]) -> Iterator[float]:
+def _awaited(chosen: Mapping[int, float], metrics: Sequence[Metric]) -> Iterator[float]:
     """Seconds from the choice of a batch to its training, of each for which the trainer was already waiting."""
     for each in metrics:
-        chosen_at = settled.get(each.step - 1)
+        chosen_at = chosen.get(each.step - 1)
         if each.name != "trainer" or "time/wait" not in each.values or chosen_at is None:
             continue
         began = each.measured_at / 1000 - each.values["time/update"] - each.values["weight_sync/seconds"]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from operators.trainer.emulation import TrainerEmulation
 from pipelines.simulate.prediction.cluster import Cluster
 from pipelines.simulate.prediction.machines import Memory, kv_gigabytes
 from pipelines.simulate.prediction.measurement import Prediction
@@ -122,7 +121,7 @@ def with_trainer(cluster: Cluster, gpus: int) -> Cluster:
     emulation = cluster.config.trainer.emulation
     fixed, faster = emulation.seconds(0), (gpus / cluster.train_gpus) ** (1 - DECLINE)
     rows = tuple((tokens, fixed + (seconds - fixed) / faster) for tokens, seconds in emulation.step_s)
-    changed = TrainerEmulation(rows, emulation.stall_s, emulation.broadcast_s)
+    changed = replace(emulation, step_s=rows)
     config = replace(cluster.config, trainer=replace(cluster.config.trainer, emulation=changed))
     return replace(cluster, config=config, train_gpus=gpus)
 

@@ -114,7 +114,7 @@ class PredictedTraining:
         tokens = sum(each.tokens for each in members)
         fixed = self._emulation.seconds(0)
         seconds = self._emulation.seconds(tokens) - fixed + fixed / self._parts
-        ends = begins + seconds / self._scale / self.speed
+        ends = begins + self._emulation.factor(len(self.steps)) * seconds / self._scale / self.speed
         # A version that is still on its way counts: this step trains the weights after it.
         staleness = tuple(len(self.steps) - each.version for each in members)
         number = len(self.steps) + 1

@@ -8,7 +8,7 @@ from operators.rollout.running_request import RunningRequest, RunningRequests
 from schemas.records import Assignment
 
 
-def test_running_requests_measure_the_time_in_which_there_are_any() -> None:
+def test_running_requests_measure_the_time_with_any() -> None:
     now = 10.0
     running = RunningRequests(lambda: now)
     request = RunningRequest.start(Assignment(prompt(0), 0, 1, 1, 0, 1, None, None, 0), 0, 0.0, 0)

@@ -198,6 +198,21 @@ def test_crash_at_any_time_keeps_all_batches_in_the_ancestry() -> None:
         assert by_version[newest].trajectories_trained == 96
 
 
+def test_deviation_changes_steps_but_not_their_mean() -> None:
+    emulation = TrainerEmulation(deviation=0.5)
+    factors = [emulation.factor(step) for step in range(4000)]
+    assert np.mean(factors) == pytest.approx(1.0, abs=0.03)
+    assert np.std(factors) == pytest.approx(0.5, abs=0.03)
+    assert factors[7] == TrainerEmulation(deviation=0.5).factor(7)
+    assert TrainerEmulation().factor(7) == 1.0
+    trainer = Trainer(deviation=0.5)
+    trainer.versions_at(0.0)
+    trainer.batches(0, 1)
+    trainer.versions_at(0.0)
+    trainer.versions_at(500.0)
+    assert [metric.values["time/update"] for metric in trainer.log.rows(METRICS)] == [10 * each for each in factors[:2]]
+
+
 def test_emulation_retries_a_failed_manifest() -> None:
     trainer = Trainer()
     trainer.versions_at(0.0)
