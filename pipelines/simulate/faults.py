@@ -55,6 +55,8 @@ be killed once. `expire_offsets`: Kafka forgets the offsets of all groups, as it
 PLACEMENT = "placement"
 """The role in events of the whole run."""
 TRAINER = "trainer"
+FAULTLESS_SHARE = 0.05
+"""Share of the histories without faults: nothing at all may fail there."""
 PAUSED_SHARE = 0.25
 """Share of the histories in which a person pauses the run."""
 RESTARTED_SHARE = 0.15
@@ -133,11 +135,13 @@ class Fault:
 
 
 def draw_faults(seed: int, roles: Sequence[str], until_s: float) -> tuple[Fault, ...]:
-    """Faults of roles within `until_s` seconds, in order of their times; some histories have few, some have many.
+    """Faults of roles within `until_s` seconds, in order of their times; some histories have none or few, some many.
 
     Each fault, and each kind of event of the whole run, has its own stream: another kind changes few of the others.
     """
     streams = Streams(f"{seed} faults")
+    if streams.of("without faults").random() < FAULTLESS_SHARE:
+        return ()
     hosted = {name: 1.0 for name in roles if name.startswith(("relay", "rollout", "trainer"))}
     relays = {name: 1.0 for name in hosted if name.startswith("relay") and name != TRAINERS_RELAY}
     weights: Mapping[str, float] = {**_SHARES, **(_SHARES_OF_HOSTS if relays else {})}  # type: ignore[dict-item]
