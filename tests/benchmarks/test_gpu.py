@@ -41,6 +41,7 @@ def run_check(*options: str, results: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_gpu_check_needs_only_torch_and_transformers(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     done = run_check(results=results)
@@ -67,6 +68,7 @@ def test_gpu_check_leaves_vllm_out_where_it_is_missing(monkeypatch: pytest.Monke
         assert (math.isnan(figure.value), figure.note) == (True, "vLLM is not installed")
 
 
+@pytest.mark.slow
 def test_gpu_check_compares_ranks_with_one(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     measured = ["ranks beside one", "learner, all GPUs"]

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import psutil
+import pytest
 from kills import kill
 from laminar_runs import Command, StartRun
 from small_runs import COMPACT, LENGTH_REWARD
@@ -43,6 +44,7 @@ def test_compact_run_survives_kills_of_each_process(start_run: StartRun, broker:
     assert not run.leftovers()
 
 
+@pytest.mark.slow
 def test_compact_run_stops_on_a_signal_and_resumes_isolated(
     start_run: StartRun, broker: Broker, run_id: str, tmp_path: Path
 ) -> None:

@@ -136,6 +136,7 @@ def test_export_of_a_run_that_stops_reads_the_rest_from_its_log(
         os.close(side)
 
 
+@pytest.mark.slow
 def test_run_exits_with_1_if_the_audit_fails(
     command_server: CommandServer, broker: Broker, run_id: str, tmp_path: Path
 ) -> None:

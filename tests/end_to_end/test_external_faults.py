@@ -25,6 +25,7 @@ from schemas.codec import encode
 from schemas.records import CommitNote, DeadLetter, Experience, Metric
 from schemas.topics import BATCH_ASSEMBLY, CATALOGUE, CURRICULUM, DEAD_LETTERS, EXPERIENCES, METRICS, RANKS, Topic
 
+pytestmark = pytest.mark.slow
 STEPS = {"disturbed": 16, "undisturbed": 4}
 BROKEN_LINE = 7
 TOO_LONG = "What is " + "1 + " * 600 + "1?"

@@ -172,6 +172,7 @@ def test_share_of_errors_and_steps_before_a_warning_are_settings(
     assert "warning: the gradient was 0 in the last " in output
 
 
+@pytest.mark.slow
 def test_run_whose_questions_end_is_stopped_and_resumes(
     start_run: StartRun,
     command_server: CommandServer,
@@ -200,6 +201,7 @@ def test_run_whose_questions_end_is_stopped_and_resumes(
     assert run.audit()["trained"] >= 4 * 32
 
 
+@pytest.mark.slow
 def test_run_whose_groups_are_all_dropped_warns(
     start_run: StartRun, rewards: Path, emulated_config: Path, broker: Broker, run_id: str
 ) -> None:

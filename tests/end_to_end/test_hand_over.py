@@ -133,6 +133,7 @@ def assert_drawn_from(model: torch.nn.Module, each: Trajectory) -> None:
     assert np.abs(expected.numpy() - each.response.logprobs.to_numpy()).max() <= 1e-4
 
 
+@pytest.mark.slow
 def test_trajectories_of_a_dead_rollout_resume_elsewhere(
     command_server: CommandServer, client: ClientProperties, broker: Broker, run_id: str, tmp_path: Path
 ) -> None:

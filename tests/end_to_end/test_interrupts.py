@@ -107,6 +107,7 @@ def test_ctrl_c_stops_a_run_without_kafka(
         stop_cleanly(run, signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_run_starts_audits_and_fails_after_a_long_outage(
     start_run: StartRun, emulated_config: Path, run_id: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -126,6 +127,7 @@ def test_run_starts_audits_and_fails_after_a_long_outage(
     run.seconds_until_gone(1.0)
 
 
+@pytest.mark.slow
 def test_killed_run_cleans_up_and_resumes(start_run: StartRun, run_id: str, tmp_path: Path) -> None:
     """The second time from a backup, as docs/operations.md describes it: only a copy of the run's folder is left.
 
@@ -162,6 +164,7 @@ def test_killed_run_cleans_up_and_resumes(start_run: StartRun, run_id: str, tmp_
     assert not run.leftovers()
 
 
+@pytest.mark.slow
 def test_reached_run_is_extended(start_run: StartRun, broker: Broker, run_id: str, tmp_path: Path) -> None:
     """At first with a reward that fails in the checks: the run stays as it was, and the printed command extends it."""
     servers, reward = f"kafka.bootstrap_servers={broker.bootstrap_servers}", tmp_path / "mine.py"

@@ -182,6 +182,7 @@ def kill_during_broadcast(tier: Tier, victim: int, *, number: int, successor: in
     assert len(tier.weights(number)) == 1
 
 
+@pytest.mark.slow
 def test_relays_deliver_weights_despite_kills(tier: Tier) -> None:
     tier.until_all_have(0)
     tier.reject_strangers()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import tomli_w
 from laminar_runs import CommandServer, LaminarRun
 from small_runs import EMULATED
@@ -14,6 +15,7 @@ from pipelines.inspect.metrics_file import read_metrics
 STEPS = 24
 
 
+@pytest.mark.slow
 def test_killed_run_resumes_with_other_numbers_of_score_shards(
     command_server: CommandServer, broker: Broker, run_id: str, tmp_path: Path
 ) -> None:

@@ -142,6 +142,7 @@ def test_batch_and_commands_have_the_rewards_of_conversations(run: LaminarRun, b
     assert [each["reward"] for each in turns] == [0.25, None, rewards[name][0]]
 
 
+@pytest.mark.slow
 def test_versions_that_the_store_has_evicted_are_served(run: LaminarRun, tmp_path: Path) -> None:
     """The ended run has no store: the initial model and the final one are pulled from their folders."""
     served = Served(load_config(run.folder / "config.toml"), tmp_path / "work")

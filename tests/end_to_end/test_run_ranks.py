@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 from kills import kill
 from laminar_runs import Command, CommandServer, LaminarRun, StartRun
@@ -27,6 +28,7 @@ ONE_RANK = ("trainer.ranks=1", "trainer.batch_shares=2", f"trainer.optimizer_ste
 SHARDS = ("experience.shards=2", "kafka.partitions=2")
 
 
+@pytest.mark.slow
 def test_killed_ranks_train_the_same_weights(
     start_run: StartRun, command_server: CommandServer, broker: Broker, run_id: str
 ) -> None:

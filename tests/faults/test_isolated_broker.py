@@ -97,6 +97,7 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_start_does_not_continue_from_an_isolated_broker(cluster: Cluster) -> None:
     """A client is given the address of the isolated broker; for metadata it then asks any of the three."""
     network = cluster.network

@@ -40,6 +40,7 @@ def outputs(config: SessionConfig, megabytes: int) -> list[Outgoing]:
     return [Outgoing(f"{config.group}-out", 0, None, bytes(MIB), []) for _ in range(megabytes)]
 
 
+@pytest.mark.slow
 def test_sink_commits_an_emission_larger_than_the_bound(proxied: ProxiedBroker, run_id: str) -> None:
     """1 GB at 20 MB/s takes 50 s of the default time-out of 60 s; here 42 MB take 20 s of 24 s."""
     records, size, timeout_s = 6, 7_000_000, 24.0

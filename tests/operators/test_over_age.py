@@ -52,6 +52,7 @@ LOADS_OLDER_WEIGHTS = SimulationConfig(
 """With seed 6380058 a replica loads older weights for evaluation, after its last heartbeat before fresh work."""
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32), shape=shapes("wait"))
 @example(seed=6380058, shape=LOADS_OLDER_WEIGHTS)

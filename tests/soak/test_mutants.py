@@ -199,6 +199,7 @@ def test_every_trainer_module_has_mutants_or_a_reason() -> None:
     assert sorted(named) == sorted(file.stem for file in TRAINER.glob("*.py") if file.stem != "__init__")
 
 
+@pytest.mark.slow
 def test_planted_faults_fail_their_test(tmp_path: Path) -> None:
     command = [sys.executable, str(REPOSITORY / "tests" / "soak" / "planted_faults.py"), str(tmp_path)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import pytest
 import torch
 
 from infra.models.checkpoint_folder import save_folder
@@ -17,6 +18,7 @@ from operators.score.scorer import Scorer
 JUDGE = str(Path(__file__).parents[3] / "examples" / "my_judge.py:likelihood")
 
 
+@pytest.mark.slow
 def test_judge_model_rewards_by_likelihood(tmp_path: Path) -> None:
     model, tokenizer = build_demo_model(DemoModelConfig(hidden_size=32, layers=1, heads=2, kv_heads=1, mlp_size=48))
     save_folder(model, tokenizer, tmp_path / "judge")

@@ -69,6 +69,7 @@ def test_two_ranks_match_the_gradients_of_one(folder: Path, case: str) -> None:
     check(folder, NAMES.index(case), CASES[case])
 
 
+@pytest.mark.slow
 def test_four_ranks_in_context_groups_match_the_gradients_of_one(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "model")
     save_experts(tmp_path / "experts")

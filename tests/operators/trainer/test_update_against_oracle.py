@@ -124,6 +124,7 @@ def of_two_ranks(folder: Path) -> Path:
     return train_two_ranks(folder.parent, [*(case.config for case in list(some_cases())[: len(NAMES)]), *ROUNDED])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "case"), list(enumerate(some_cases()))[: len(NAMES)], ids=str)
 def test_update_of_two_ranks_matches_the_oracle(of_two_ranks: Path, number: int, case: Case) -> None:
     check_two_ranks(of_two_ranks, number, case.config)

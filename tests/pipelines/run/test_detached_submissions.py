@@ -71,6 +71,7 @@ def wait_until(condition: Callable[[], Any], message: str, seconds: float = 120.
     return found
 
 
+@pytest.mark.slow
 def test_respawner_resubmits_a_lost_job_and_resumes(
     broker: Broker,
     run_id: str,
@@ -151,6 +152,7 @@ def test_respawner_resubmits_a_lost_job_and_resumes(
     assert "Traceback" not in log.read_text().partition("start 4 of")[2]
 
 
+@pytest.mark.slow
 def test_submitted_trainer_is_audited_changed_and_drained(
     broker: Broker, run_id: str, runs: Path, tmp_path: Path, laminar: Laminar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
