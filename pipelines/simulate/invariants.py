@@ -66,8 +66,8 @@ class Invariants:
         self._leases: dict[int, tuple[str, int, int]] = {}
         self._pauses: list[Pause] = []
         """By offset in the topic `control`."""
-        self._control_read = 0
-        """The next offset of that topic that placement has read before its last commit."""
+        self._control_read = self._control_read_before = 0
+        """The next offset of that topic that placement has read, by its last note and the one before."""
         self._notes: dict[str, Note] = {}
         self._parts: dict[int, MicroBatch] = {}
         self._next_batch: dict[int, int] = {}
@@ -151,10 +151,10 @@ class Invariants:
     def _placement_knows_pause(self) -> bool:
         """Whether the run is paused, and placement committed an emission after it had read so: a restart knows it, too.
 
-        A transaction is visible in the inboxes before it is in `restore`, so an assignment is compared with the note
-        of an earlier one.
+        The newest note may be of the assignment's own transaction, whose markers are written in any order, and which
+        may have decided before it read the request. So the note before that one counts.
         """
-        return bool(self._pauses) and self._pauses[-1].paused and self._control_read >= len(self._pauses)
+        return bool(self._pauses) and self._pauses[-1].paused and self._control_read_before >= len(self._pauses)
 
     def _check_admission(self) -> None:
         most = self._config.admitted + self._config.prompts.mixture[0].samples_per_prompt - 1
@@ -265,7 +265,7 @@ class Invariants:
         self._notes[record.group] = note
         if record.group == group_name(self._config.run.name, "placement"):
             read = note.offsets.get(f"{CONTROL.name(self._config.run.name)}:0", 0)
-            self._control_read = max(self._control_read, read)
+            self._control_read_before, self._control_read = self._control_read, max(self._control_read, read)
 
     def state_lines(self) -> Iterator[str]:
         """The state that the records show so far: positions, versions, what is open and outstanding."""
