@@ -130,6 +130,7 @@ def test_update_of_two_ranks_matches_the_oracle(of_two_ranks: Path, number: int,
     check_two_ranks(of_two_ranks, number, case.config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(2))
 def test_bfloat16_update_of_two_ranks_approximates_the_oracle(of_two_ranks: Path, number: int) -> None:
     check_two_ranks(of_two_ranks, len(NAMES) + number, ROUNDED[number], BFLOAT16_TOLERANCE)
