@@ -95,6 +95,11 @@ def _trim(
             transaction_timeout_s=config.kafka.transaction_timeout_s,
             ignored_groups=ignored,
         )
+        log = run_folder / "kafka" / "log"
+        freed = freed_bytes(log, plan) if log.is_dir() else None
+        if execute:
+            progress.begin("writing the trim point, and deleting records")
+            execute_trim(connection.client, plan, run_folder)
     except UnknownGroup as error:
         raise typer.BadParameter(str(error), param_hint="--ignore-group") from error
     except TrimRefused as refusal:
@@ -102,11 +107,6 @@ def _trim(
         return Report(
             {"run": connection.run, "executed": False, "refused": reason}, lambda: reason, as_json=json, exit_code=1
         )
-    log = run_folder / "kafka" / "log"
-    freed = freed_bytes(log, plan) if log.is_dir() else None
-    if execute:
-        progress.begin("writing the trim point, and deleting records")
-        execute_trim(connection.client, plan, run_folder)
     data: dict[str, Any] = {
         "run": connection.run,
         "executed": execute,

@@ -260,11 +260,10 @@ def start_trim(process: SimulatedProcess, cluster: SimulatedCluster, run: str, e
     def trim() -> None:
         try:
             plan = plan_trim(client, run, {}, now=process.unix_ms)
+            event(f"trims the log to version {plan.trim_point.version}")
+            execute(client, plan, Path())
+            event(f"{sum(plan.trim_point.record_counts)} records are deleted")
         except TrimRefused as refused:
             event(f"the trim is refused: {refused}")
-            return
-        event(f"trims the log to version {plan.trim_point.version}")
-        execute(client, plan, Path())
-        event(f"{sum(plan.trim_point.record_counts)} records are deleted")
 
     process.start("trim", trim)

@@ -30,7 +30,7 @@ from infra.storage import StorageFolder
 from pipelines.inspect.audit.audit_run import READ_ORDER, TRANSACTION_TIMEOUT_S, Snapshot, fold_run, snapshot_of
 from pipelines.inspect.audit.fold import AuditFold
 from pipelines.inspect.audit.result import COUNTERS, Audit
-from pipelines.inspect.audit.trim_points import TrimmedHistory, newest_trim_point
+from pipelines.inspect.audit.trim_points import TrimmedHistory, newest_trim_point, trim_points
 from pipelines.inspect.log.manifests import Manifests
 from pipelines.trim.cuts import (
     Cut,
@@ -264,7 +264,8 @@ def freed_bytes(log: Path, plan: TrimPlan) -> int:
 def execute(client: ClientProperties, plan: TrimPlan, folder: Path) -> None:
     """Execute `plan` for the run in `folder`.
 
-    Raises CheckpointError where the checkpoint is damaged or cannot be written, DeliveryFailed and KafkaError.
+    Raises CheckpointError where the checkpoint is damaged or cannot be written, DeliveryFailed and KafkaError; and
+    TrimRefused, with nothing deleted, if another trim has written its point since this one was planned.
     """
     if plan.checkpoint is not None:
         copy_checkpoint(plan.checkpoint, folder / plan.trim_point.checkpoint)
@@ -275,6 +276,8 @@ def execute(client: ClientProperties, plan: TrimPlan, folder: Path) -> None:
         with open_producer(client) as producer:
             producer.send(name, value, key=str(plan.trim_point.number).encode(), headers=headers)
             producer.flush(_DELIVER_S)
+        if plan.trim_point not in trim_points(client, plan.run):  # then its records would be counted nowhere
+            raise TrimRefused(f"another command trims run {plan.run}, too: trim it again once that one has ended")
         offsets = {
             (run_prefix(plan.run) + place.short_name, place.partition): cut.offset
             for place, cut in plan.cuts.items()

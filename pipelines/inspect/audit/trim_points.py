@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from infra.kafka.properties import ClientProperties
@@ -36,19 +36,26 @@ class TrimmedHistory:
         )
 
 
-def newest_trim_point(client: ClientProperties, run: str) -> TrimPoint | None:
-    """The newest trim point of `run`; None if it was never trimmed.
+def trim_points(client: ClientProperties, run: str) -> Iterator[TrimPoint]:
+    """The trim points of `run`, in order.
 
-    Other records in the topic are skipped, as are incomplete trim points and those that do not have the next number.
+    Other records in the topic are skipped, as are incomplete trim points and those that do not have the next number: of
+    two trims at once, the one counts whose point was written first.
     """
-    newest: TrimPoint | None = None
+    number = 0
     try:
         for found in read_rows(client, TRIM_POINTS.name(run), TrimPoint):
-            if _is_complete(found) and found.number == (0 if newest is None else newest.number) + 1:
-                newest = found
+            if _is_complete(found) and found.number == number + 1:
+                number = found.number
+                yield found
     except UnknownTopic:
-        return None
-    return newest
+        return
+
+
+def newest_trim_point(client: ClientProperties, run: str) -> TrimPoint | None:
+    """The newest trim point of `run`; None if it was never trimmed."""
+    points = list(trim_points(client, run))
+    return points[-1] if points else None
 
 
 def _is_complete(point: TrimPoint) -> bool:

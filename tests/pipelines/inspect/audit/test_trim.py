@@ -90,6 +90,19 @@ def test_trim_repeats_deletions_that_were_interrupted(run: TrimmedRun, monkeypat
         run.plan("1.2")
 
 
+def test_second_of_two_trims_at_once_deletes_nothing(run: TrimmedRun) -> None:
+    before = audit(run.client, run.run)
+    second = replace(run.plan("1.3"), checkpoint=None)
+    run.trim("1.2")
+    begins = run.begins()
+    with pytest.raises(TrimRefused, match=r"another command trims run .*, too: trim it again once that one has ended"):
+        execute(run.client, second, Path("nowhere"))
+    assert run.begins() == begins
+    assert audit(run.client, run.run) == before
+    run.trim("1.3")
+    assert audit(run.client, run.run) == before
+
+
 def test_plan_trim_is_read_only_and_hashes_the_cut_records(run: TrimmedRun) -> None:
     planned, again = run.plan("1.2"), run.plan("1.2")
     assert set(run.begins().values()) == {0}
