@@ -12,15 +12,9 @@ from operators.trainer.background_writer import BackgroundWriter
 from operators.trainer.joint_actions import JointActions
 from operators.trainer.publishing import Publishing
 from operators.trainer.rank_training import RankTraining
-from operators.trainer.rendezvous import Rendezvous
 from operators.trainer.train_batches import TrainBatches
 from operators.trainer.train_follower import TrainFollower
 from schemas.records import WeightVersion
-
-
-def rank_ignores_that_another_has_ended(patch: pytest.MonkeyPatch) -> None:
-    """An idle rank does not look whether the others still run."""
-    patch.setattr(Rendezvous, "check", lambda self: None)
 
 
 def weights_change_while_they_are_written(patch: pytest.MonkeyPatch) -> None:
@@ -61,7 +55,6 @@ def restored_version_is_not_delivered(patch: pytest.MonkeyPatch) -> None:
 
 
 RANK_MUTATIONS = (
-    rank_ignores_that_another_has_ended,
     weights_change_while_they_are_written,
     version_lacks_parts_of_ranks,
     checkpoint_changes_while_it_is_written,
