@@ -202,7 +202,10 @@ def _spans_at(spans: tuple[VersionSpan, ...], positions: np.ndarray) -> tuple[Ve
 
 
 class RunningRequests(dict[str, RunningRequest]):
-    """What a replica generates, by trajectory, in the order of its start; and how long there was anything."""
+    """What a replica generates, by trajectory, in the order of its start; and how long there was anything.
+
+    Requests leave it by `pop`, which measures that time.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
