@@ -130,7 +130,8 @@ def measure(
     begin, end = steps[WARM_UP - 1].at, steps[-1].at
     seconds = (end - begin) / 1000
     measured = steps[WARM_UP:]
-    heartbeats = [each for each in metrics if each.name == "replica" and begin <= each.measured_at <= end]
+    within = [each for each in metrics if begin <= each.measured_at <= end]
+    heartbeats = [each for each in within if each.name == "replica"]
     return RunMeasurement(
         seconds=seconds * time_scale,
         trained_tokens_per_s=sum(step.values[tokens] for step in measured) * stride / (seconds * time_scale),
@@ -140,7 +141,7 @@ def measure(
         staleness_mean=_weighted(measured, "staleness/mean"),
         staleness_max=max(step.values["staleness/max"] for step in measured),
         trainer_idle=min(1.0, sum(step.values["time/wait"] for step in measured) / seconds),
-        rollout_idle=_rollout_idle([each for each in metrics if begin <= each.measured_at <= end]),
+        rollout_idle=_rollout_idle(within),
     )
 
 

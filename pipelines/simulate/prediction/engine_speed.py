@@ -1,4 +1,4 @@
-"""The speed of a run's engines, from its metrics: seconds in which they stepped, beside steps and tokens."""
+"""The speed of a run's engines, from its metrics: seconds in which they had requests, beside steps and tokens."""
 
 from __future__ import annotations
 

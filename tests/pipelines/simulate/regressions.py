@@ -32,6 +32,7 @@ from step_mutations import (  # noqa: E402
     question_of_a_version_to_come_fails,
     start_forgets_the_newest_manifest,
 )
+from transfer_mutations import trim_point_of_another_trim_counts  # noqa: E402
 
 from infra.kafka import resharding  # noqa: E402
 from infra.kafka.log_gaps import log_truncated, note_missing  # noqa: E402
@@ -44,7 +45,6 @@ from operators.placement.tracking import TrajectoryTracker  # noqa: E402
 from operators.trainer.rank_addresses import AddressTopic  # noqa: E402
 from pipelines.simulate.explore import play, read_history, shrink, to_json  # noqa: E402
 from pipelines.simulate.world import SimulatedHistory  # noqa: E402
-from pipelines.trim import plan as trim_plan  # noqa: E402
 
 FOLDER = Path(__file__).parent / "golden/regressions"
 MOST = 3000
@@ -114,11 +114,6 @@ def last_address_of_rank_0_counts(patch: pytest.MonkeyPatch) -> None:
     """Ranks take the last address of rank 0, which a paused start may write after its successor."""
     write = AddressTopic.write
     patch.setattr(AddressTopic, "write", lambda self, address, start: write(self, address, 0))
-
-
-def trim_point_of_another_trim_counts(patch: pytest.MonkeyPatch) -> None:
-    """The second of two trims at once deletes records although its point, of a number that exists, counts nowhere."""
-    patch.setattr(trim_plan, "trim_points", lambda client, run: [ANY])
 
 
 class Regression(NamedTuple):
