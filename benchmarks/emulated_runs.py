@@ -22,6 +22,7 @@ from infra.kafka.properties import ClientProperties
 from pipelines.config import load_config
 from pipelines.inspect.metrics_file import read_metrics
 from pipelines.present.report.series import Batch, batches
+from pipelines.simulate.prediction.measurement import counter_gain
 from schemas.records import Assignment, Metric, Trajectory
 from schemas.topics import INBOX, TRAJECTORIES
 
@@ -159,7 +160,7 @@ def _rollout_idle(metrics: Sequence[Metric]) -> float:
     """The share of time in which replicas had no request, by what their processes have counted."""
     hosted = len(_by_number(metrics, "replica")) / max(1, len(processes := _by_number(metrics, "rollout")))
     busy = [
-        (each[-1].values["rollout/busy_seconds"] - each[0].values["rollout/busy_seconds"])
+        counter_gain([metric.values["rollout/busy_seconds"] for metric in each])
         / max((each[-1].measured_at - each[0].measured_at) / 1000 * hosted, 1e-9)
         for each in processes.values()
         if len(each) > 1

@@ -170,11 +170,11 @@ class Measurement:
         times = np.diff([each.at for each in beats])
         total = float(times.sum()) or 1.0
         use = float(times @ np.array([each.kv_use for each in beats[:-1]])) / total
-        busy, tokens = (_gained([getattr(each, name) for each in beats]) / total for name in ("busy_s", "tokens"))
+        busy, tokens = (counter_gain([getattr(each, name) for each in beats]) / total for name in ("busy_s", "tokens"))
         return use, max(0.0, 1.0 - busy), tokens
 
 
-def _gained(counts: Sequence[float]) -> float:
+def counter_gain(counts: Sequence[float]) -> float:
     """What a counter has gained; a new start of a replica counts from 0."""
     gained = np.diff(counts)
     return float(gained[gained > 0].sum())
