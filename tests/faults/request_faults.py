@@ -20,14 +20,14 @@ ANSWER_S = 10.0
 
 @dataclass(frozen=True)
 class Match:
-    """Matches requests of `apis` (empty: any) whose transactional id contains `transactional_id`."""
+    """Matches requests of `apis` (empty: any) of `transactional_id` (none: any)."""
 
     apis: Collection[int] = ()
     transactional_id: str | None = None
 
     def __call__(self, request: Request) -> bool:
         wanted = not self.apis or request.api in self.apis
-        own = self.transactional_id is None or self.transactional_id in (request.transactional_id or "")
+        own = self.transactional_id in (None, request.transactional_id)
         return wanted and own
 
 
