@@ -221,10 +221,10 @@ def is_permanent(error: Exception) -> bool:
     from operators.trainer.assembly import CannotTrain
     from operators.trainer.persist import CheckpointError, CheckpointsUnavailable
     from pipelines.config import ConfigError
-    from schemas.release import OldRelease
+    from schemas.release import NewerRelease, NotInRelease, OldRelease
 
     own = (CannotGenerate, CannotResume, CannotTrain, CheckpointError)
-    kinds = (*own, ConfigError, SourceError, OldRelease, OtherPartitions)
+    kinds = (*own, ConfigError, SourceError, OldRelease, NewerRelease, NotInRelease, OtherPartitions)
     return isinstance(error, kinds) and not isinstance(error, CheckpointsUnavailable)
 
 

@@ -81,7 +81,7 @@ def add_empty_columns(kind: type, data: bytes, names: Collection[str]) -> bytes:
     Raises ValueError if the bytes are not a valid batch of that version.
     """
     schema = _layout(kind).schema
-    added = {column for column in schema.names if any(f"{column}.".startswith(f"{name}.") for name in names)}
+    added = {column for column in schema.names if any(_is_in(column, name) for name in names)}
     batch = _read(kind, data, _layout_of([column for column in _layout(kind).columns if column[0] not in added]))
     arrays = [
         _empty(field.type, batch.num_rows) if field.name in added else batch.column(field.name) for field in schema
@@ -90,19 +90,24 @@ def add_empty_columns(kind: type, data: bytes, names: Collection[str]) -> bytes:
     return complete.serialize().to_pybytes()  # type: ignore[no-any-return]
 
 
-def remove_empty_columns(kind: type, data: bytes, names: Collection[str]) -> bytes | None:
-    """`data` without the columns of fields `names`, as an earlier version of `kind`; None if one is not empty.
+def remove_columns(kind: type, data: bytes, names: Collection[str]) -> tuple[bytes, list[str]]:
+    """`data` without the columns of fields `names`, as an earlier version of `kind`; and those that are not empty.
 
     Raises ValueError if the bytes are not a valid batch.
     """
     batch = _read(kind, data)
-    removed = [column for column in batch.schema.names if any(f"{column}.".startswith(f"{name}.") for name in names)]
-    if not all(_is_empty(batch.column(name)) for name in removed):
-        return None
+    of_field = {name: [column for column in batch.schema.names if _is_in(column, name)] for name in names}
+    filled = [name for name, columns in of_field.items() if not all(_is_empty(batch.column(each)) for each in columns)]
+    removed = {column for columns in of_field.values() for column in columns}
     kept = [column for column in _layout(kind).columns if column[0] not in removed]
     arrays = [batch.column(name) for name, _, _ in kept]
     shorter = pa.RecordBatch.from_arrays(arrays, schema=_layout_of(kept).schema)
-    return shorter.serialize().to_pybytes()  # type: ignore[no-any-return]
+    return shorter.serialize().to_pybytes(), filled
+
+
+def _is_in(column: str, field: str) -> bool:
+    """Whether `column` is of `field`, or of a field in it."""
+    return f"{column}.".startswith(f"{field}.")
 
 
 def flatten_records(rows: Sequence[Any]) -> pa.RecordBatch:

@@ -15,8 +15,9 @@ from functools import cache
 from typing import Any, Literal
 
 from schemas import records
-from schemas.plain import add_empty_list, decode_json, encode_json, remove_empty_list
-from schemas.release import OldRelease
+from schemas.plain import add_defaults, decode_json, encode_json, remove_fields
+from schemas.record_versions import ADDED, INFORMATION, OPTIONAL_ADDED, VERSIONS, version_in
+from schemas.release import NEWEST, NotInRelease, OldRelease, written_release
 
 MAX_VALUE_BYTES = 8 * 1024 * 1024
 """The largest value that is written or read. The broker's limit is higher."""
@@ -67,51 +68,24 @@ _ARROW = {
     records.DeadLetter,
 }
 _SINGLE_ROW = {records.MicroBatch, records.DeadLetter}
-_ADDED: Mapping[type, tuple[str, ...]] = {
-    records.Prompt: ("messages",),
-    records.Assignment: ("prompt.messages", "at_least"),
-    records.Trajectory: ("prompt.messages", "conversations", "conversation_rewards", "token_sampler"),
-    records.Experience: (
-        "trajectory.prompt.messages",
-        "trajectory.conversations",
-        "trajectory.conversation_rewards",
-        "conversation_rewards",
-        "trajectory.token_sampler",
-    ),
-    records.MicroBatch: ("breaks", "context_rewards"),
-    records.RelayChain: ("needed",),
-    records.RankAddress: ("settings",),
-}
-"""The list or optional field that each version of these records after version 2 has beside the version before."""
-_VERSIONS: Mapping[type, int] = {
-    records.WeightVersion: 3,
-    records.RelayStatus: 3,
-    records.EpisodeEnd: 4,
-    records.StageStatus: 3,
-    records.TurnRequest: 3,
-    records.ReplicaStatus: 3,
-    **{kind: 2 + len(columns) for kind, columns in _ADDED.items()},
-}
-"""Schema versions; 2 for all other records."""
-_OLD_SCHEMAS = re.compile(rb"[A-Za-z]{1,40}/1|(WeightVersion|RelayStatus)/2")
+_OLD_SCHEMAS = re.compile(rb"[A-Za-z]{1,40}/1|WeightVersion/2")
 RECORD_TYPES: tuple[RecordType, ...] = tuple(
-    RecordType(kind, _VERSIONS.get(kind, 2), "arrow" if kind in _ARROW else "json", rows=kind in _ARROW - _SINGLE_ROW)
+    RecordType(kind, VERSIONS.get(kind, 2), "arrow" if kind in _ARROW else "json", rows=kind in _ARROW - _SINGLE_ROW)
     for kind in records.RECORDS
 )
 _BY_KIND = {entry.kind: entry for entry in RECORD_TYPES}
 _BY_SCHEMA = {entry.schema.encode(): entry for entry in RECORD_TYPES}
 _EARLIER = {
-    f"{kind.__name__}/{2 + at}".encode(): (_BY_KIND[kind], columns[at:])
-    for kind, columns in _ADDED.items()
-    for at in range(len(columns))
+    f"{kind.__name__}/{2 + at}".encode(): (_BY_KIND[kind], fields[at:])
+    for kind, fields in ADDED.items()
+    for at in range(len(fields))
 }
 _EARLIER |= {
     f"{kind.__name__}/{version}".encode(): (_BY_KIND[kind], ())
-    for kind in (records.EpisodeEnd, records.StageStatus, records.TurnRequest, records.ReplicaStatus)
-    for version in range(2, _VERSIONS[kind])
+    for kind, newest in OPTIONAL_ADDED.items()
+    for version in range(2, newest)
 }
-"""Earlier versions that are still read, with what they lack: `identify` adds it, empty. Those of EpisodeEnd,
-StageStatus, TurnRequest and ReplicaStatus lack optional fields only."""
+"""Earlier versions that are still read, with the fields that they lack: `identify` adds them, empty."""
 
 
 def as_version(value: bytes, headers: Headers, version: int) -> tuple[bytes, Headers]:
@@ -121,21 +95,34 @@ def as_version(value: bytes, headers: Headers, version: int) -> tuple[bytes, Hea
     are not a record of the present version.
     """
     entry = _BY_SCHEMA.get(next((header for name, header in headers if name == "laminar-schema"), b""))
-    missing = () if entry is None or version < 2 else _ADDED.get(entry.kind, ())[version - 2 :]
-    if entry is None or not missing:
+    if entry is None or version < 2:
         return value, headers
-    json = entry.encoding == "json"
-    shorter = remove_empty_list(value, *missing) if json else _arrow().remove_empty_columns(entry.kind, value, missing)
-    if shorter is None:
+    shorter, filled = _without_added(entry, value, version)
+    if filled or shorter is value:
         return value, headers
     schema = f"{entry.kind.__name__}/{version}".encode()
     return shorter, tuple((name, schema if name == "laminar-schema" else header) for name, header in headers)
 
 
+def _without_added(entry: RecordType, value: bytes, version: int) -> tuple[bytes, list[str]]:
+    """`value` without the fields that were added after `version`, and those of them that are not empty."""
+    fields = ADDED.get(entry.kind, ())[version - 2 :]
+    if not fields:
+        return value, []
+    if entry.encoding == "json":
+        return remove_fields(value, fields)
+    return _arrow().remove_columns(entry.kind, value, fields)  # type: ignore[no-any-return]
+
+
+def is_read(kind: type) -> bool:
+    """Whether roles of the run's release read records of `kind` on the topics that they read."""
+    return version_in(kind, written_release()) is not None
+
+
 def versions_of(schema: str) -> range:
     """The versions of the record with `schema`, "Trajectory/4", that can be written; empty for an unknown one."""
     entry = _BY_SCHEMA.get(schema.encode())
-    return range(0) if entry is None else range(entry.version - len(_ADDED.get(entry.kind, ())), entry.version + 1)
+    return range(0) if entry is None else range(entry.version - len(ADDED.get(entry.kind, ())), entry.version + 1)
 
 
 def record_type(kind: type) -> RecordType:
@@ -183,10 +170,22 @@ def decode(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> list[An
 
 
 def with_headers(entry: RecordType, value: bytes) -> tuple[bytes, Headers]:
-    """`value` with the headers that identify it. Raises ValueTooLarge."""
+    """`value`, of the newest version, as roles of the run's release read it, with the headers that identify it.
+
+    Raises ValueTooLarge, and NotInRelease if they could not read what it needs.
+    """
     if len(value) > MAX_VALUE_BYTES:
         raise ValueTooLarge(f"{entry.schema} of {len(value)} bytes is larger than {MAX_VALUE_BYTES}")
-    return value, (("content-type", _CONTENT_TYPES[entry.encoding]), ("laminar-schema", entry.schema.encode()))
+    schema = entry.schema
+    if (release := written_release()) != NEWEST:
+        name = entry.kind.__name__
+        if (version := version_in(entry.kind, release)) is None:
+            raise NotInRelease(f"record {name}", release)
+        value, filled = _without_added(entry, value, version)
+        if needed := [field for field in filled if field not in INFORMATION]:
+            raise NotInRelease(f"{name}.{needed[0]}", release)
+        schema = f"{name}/{min(version, entry.version)}"
+    return value, (("content-type", _CONTENT_TYPES[entry.encoding]), ("laminar-schema", schema.encode()))
 
 
 def reject_old_release(headers: Iterable[tuple[str, bytes]]) -> None:
@@ -222,7 +221,7 @@ def identify(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> tuple
 def _upgraded(kind: type, value: bytes, missing: tuple[str, ...]) -> bytes:
     try:
         if _BY_KIND[kind].encoding == "json":
-            return add_empty_list(kind, value, *missing)
+            return add_defaults(kind, value, missing)
         return _arrow().add_empty_columns(kind, value, missing)  # type: ignore[no-any-return]
     except ValueError as error:
         raise UndecodableRecord(str(error)) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -45,21 +45,22 @@ def decode_json(kind: type, data: bytes) -> Any:
     return from_plain(kind, value)
 
 
-def add_empty_list(kind: type, data: bytes, field: str) -> bytes:
-    """The JSON object `data` of a `kind` with an empty list in `field`, which it lacks. Raises ValueError."""
+def add_defaults(kind: Any, data: bytes, fields: Collection[str]) -> bytes:
+    """The JSON object `data` of a `kind` with the defaults of `fields`, which it lacks. Raises ValueError."""
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise ValueError(f"{kind.__name__}: not JSON ({error})") from error
-    if not isinstance(value, dict) or field in value:
-        raise ValueError(f"{kind.__name__}: expected an object without {field}")
-    return orjson.dumps({**value, field: []})
+    if not isinstance(value, dict) or not value.keys().isdisjoint(fields):
+        raise ValueError(f"{kind.__name__}: expected an object without {', '.join(fields)}")
+    return orjson.dumps(value | {name: kind.__dataclass_fields__[name].default for name in fields})
 
 
-def remove_empty_list(data: bytes, field: str) -> bytes | None:
-    """The JSON object `data` without `field`; None if the list in it is not empty."""
+def remove_fields(data: bytes, fields: Collection[str]) -> tuple[bytes, list[str]]:
+    """The JSON object `data` without `fields`, and those of them that are not empty (or 0)."""
     value = orjson.loads(data)
-    return None if value[field] else orjson.dumps({name: each for name, each in value.items() if name != field})
+    shorter = {name: each for name, each in value.items() if name not in fields}
+    return orjson.dumps(shorter), [name for name in fields if value[name]]
 
 
 def from_plain(kind: type, value: Any) -> Any:

@@ -287,13 +287,16 @@ TRIM_POINTS = Topic(
     "where the log begins after a trim, with counts and digests of the deleted records",
     transactional=False,
 )
+RUN_RELEASE = "release"
+"""The key of the run's release on the topic `schemas`; all other keys are schemas."""
 SCHEMAS = Topic(
     "schemas",
-    ("RecordSchema",),
+    ("RecordSchema", "RunRelease"),
     "schema",
-    ("every pipeline",),
+    ("every pipeline", "people"),
     (),
-    "how to decode the values of every topic, by the header `laminar-schema`; for programs without Laminar",
+    "how to decode the values of every topic, by the header `laminar-schema`, for programs without Laminar; and the "
+    "release of the run's oldest roles, which every role reads when it starts",
     "plain producers only: there is no transaction to wait for",
     transactional=False,
     retention="newest",

@@ -174,6 +174,7 @@ SAMPLES: dict[type, object] = {
             1_700_000_000_600,
             "first",
             ("3-1",),
+            3,
         ),
         r.RelayStatus(
             relay=0,
@@ -194,6 +195,7 @@ SAMPLES: dict[type, object] = {
             corrupted_chunks=1,
             lost_sources=2,
             chain_number=3,
+            unreachable=("10.0.0.9:7400",),
         ),
         r.StageStatus(
             replica=1,
@@ -261,6 +263,7 @@ SAMPLES: dict[type, object] = {
             1_700_000_001_300,
         ),
         r.RecordSchema("Sums/2", "arrow", (r.SchemaField("answer", "int64", True),), b"\x00\xff"),
+        r.RunRelease("0.2.0"),
         r.CommitNote("laminar.a.score.0", '[3,{"laminar.a.experiences:0":5},{}]', 1_700_000_001_000),
     )
 }

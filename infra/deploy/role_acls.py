@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from infra.kafka.acls import Acl
-from schemas.topics import CATALOGUE, CONTROL, EXPERIENCES, INBOX, RELAY, REPLICAS, group_name, run_prefix
+from schemas.topics import CATALOGUE, CONTROL, EXPERIENCES, INBOX, RELAY, REPLICAS, SCHEMAS, group_name, run_prefix
 
 EVERYBODY = "every pipeline"
 PEOPLE = "people"
@@ -26,7 +26,7 @@ def role_acls(run: str, roles: Iterable[str]) -> list[Acl]:
     for user in (PEOPLE, EXPORT):
         acls.add(Acl(user, "topic", run_prefix(run), True, ("Read", "Describe", "DescribeConfigs")))
         acls.add(Acl(user, "group", run_prefix(run), True, ("Describe",)))
-    for topic in (INBOX, CONTROL):
+    for topic in (INBOX, CONTROL, SCHEMAS):
         acls.add(Acl(PEOPLE, "topic", topic.name(run), False, ("Write", "Describe")))
     acls |= set(_own_group_and_id(run, EXPORT, prefix=group_name(run, f"{EXPORT}-").removesuffix(".0")))
     return sorted(acls)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from infra.kafka.producer import BoundedProducer, DeliveryFailed
 from infra.system import SYSTEM, System
-from schemas.codec import encode
+from schemas.codec import encode, is_read
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +76,8 @@ class HeartbeatThread:
     def _send(self) -> None:
         try:
             for topic, key, record in self._heartbeats():
+                if not is_read(type(record)):
+                    continue  # roles of an older release would reject it, and nothing waits for it
                 value, headers = encode(record)
                 self._producer.send(topic, value, key=key.encode(), headers=headers)
             self._failing = False

@@ -39,6 +39,7 @@ from infra.kafka.log_gaps import check_position, check_topics, check_written, lo
 from infra.kafka.note import Note, last_note, name_of, place_of
 from infra.kafka.owner_check import OwnerCheck
 from infra.kafka.present_leaders import check_present, read_bounds, write_aborted
+from infra.kafka.run_release import NOTE_HEADER
 from infra.kafka.session_config import Input, Offsets, Partition, SessionConfig
 from infra.kafka.shard_layout import check_layout
 from schemas.codec import encode
@@ -252,7 +253,7 @@ class Session:
         text = replace(note, written=self._written).encode()
         value, headers = encode(CommitNote(config.group, text, self._clients.unix_ms()))
         topic, partition = config.restore
-        noted = producer.send(topic, value, config.group.encode(), list(headers), partition)
+        noted = producer.send(topic, value, config.group.encode(), [*headers, NOTE_HEADER], partition)
         sent.append(noted)
         if grouped := self.group_offsets_due(last):
             producer.send_offsets_to_transaction(self._group.to_write(), config.group)

@@ -89,7 +89,7 @@ def send_chunk(
     encoded = json.dumps(body, separators=(",", ":")).encode()
     header = _HEADER.pack(_MAGIC, kind, len(encoded), len(payload)) + encoded
     try:
-        if isinstance(connection, socket.socket):
+        if type(connection) is socket.socket:  # an SSLSocket takes no flags
             connection.sendall(header, socket.MSG_MORE)
         else:
             connection.sendall(header)

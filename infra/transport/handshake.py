@@ -19,9 +19,14 @@ from infra.system import SYSTEM, System
 from infra.transport.connection import Connection
 from infra.transport.frames import Frame, FrameKind, PeerUnreachable, ProtocolError, TransportError, receive, send
 from infra.transport.tls import Tls, end_tls, tls_handshake
+from schemas.release import FIRST, written_release
 
 PROTOCOL = 4
-"""Version of the protocol; both ends must have the same."""
+"""The newest version of the protocol."""
+UNPROTECTED = 3
+"""That of release 0.2.0: TLS stays for the whole connection."""
+PROTOCOLS = {FIRST: UNPROTECTED}
+"""The version by the run's release, the newest for all others: a server chooses it, its clients follow."""
 HANDSHAKE_S = 5.0
 """Time limit of the whole handshake, TLS included."""
 SERVER, CLIENT = "server", "client"
@@ -49,23 +54,26 @@ def accept_peer(
     tls_handshake(connection, HANDSHAKE_S)
     nonce = os.urandom(_NONCE // 2).hex()
     connection.settimeout(max(0.001, deadline - clock()))
-    send(connection, FrameKind.CHALLENGE, protocol=PROTOCOL, nonce=nonce)
+    protocol = PROTOCOLS.get(written_release(), PROTOCOL)
+    send(connection, FrameKind.CHALLENGE, protocol=protocol, nonce=nonce)
     hello = expect(receive(connection, deadline, clock), FrameKind.HELLO).body
     nonces = (nonce, str(hello.get("nonce"))[:_NONCE])
     reason = ""
-    if hello.get("protocol") != PROTOCOL:
-        reason = f"this relay uses protocol {PROTOCOL}, not {str(hello.get('protocol'))[:20]}"
+    if hello.get("protocol") != protocol:
+        reason = f"this relay uses protocol {protocol}, not {str(hello.get('protocol'))[:20]}"
     elif hello.get("run") != run:
         reason = f"this relay serves run {run!r}, not {str(hello.get('run'))[:100]!r}"
-    elif not _proves(hello.get("proof"), CLIENT, token, nonces, run):
+    elif not _proves(hello.get("proof"), protocol, CLIENT, token, nonces, run):
         reason = "the token is not that of this run"
     elif not admit():
         reason = "this relay has reached its limit of connections"
     if reason:
         send(connection, FrameKind.REFUSED, reason=reason)
         raise HandshakeRejected(reason)
-    send(connection, FrameKind.WELCOME, proof=_proof(SERVER, token, nonces, run))
-    protected = _protect(connection, SERVER, token, nonces, run, deadline, clock)
+    send(connection, FrameKind.WELCOME, proof=_proof(protocol, SERVER, token, nonces, run))
+    protected = connection
+    if protocol != UNPROTECTED:
+        protected = _protect(connection, SERVER, token, nonces, run, deadline, clock)
     protected.settimeout(None)
     return protected
 
@@ -82,16 +90,19 @@ def authenticate(
     deadline = clock() + HANDSHAKE_S
     tls_handshake(connection, HANDSHAKE_S)
     challenge = expect(receive(connection, deadline, clock), FrameKind.CHALLENGE).body
-    if challenge.get("protocol") != PROTOCOL:
-        raise HandshakeRejected(f"the relay uses protocol {str(challenge.get('protocol'))[:20]}, not {PROTOCOL}")
+    protocol = challenge.get("protocol")
+    if protocol not in (PROTOCOL, UNPROTECTED):
+        raise HandshakeRejected(f"the relay uses protocol {str(protocol)[:20]}, not {PROTOCOL}")
     nonces = (str(challenge.get("nonce"))[:_NONCE], os.urandom(_NONCE // 2).hex())
-    proof = _proof(CLIENT, token, nonces, run)
-    send(connection, FrameKind.HELLO, protocol=PROTOCOL, run=run, relay=relay, nonce=nonces[1], proof=proof)
+    proof = _proof(protocol, CLIENT, token, nonces, run)
+    send(connection, FrameKind.HELLO, protocol=protocol, run=run, relay=relay, nonce=nonces[1], proof=proof)
     reply = receive(connection, deadline, clock)
     if reply.kind is FrameKind.REFUSED:
         raise HandshakeRejected(str(reply.body.get("reason"))[:300])
-    if not _proves(expect(reply, FrameKind.WELCOME).body.get("proof"), SERVER, token, nonces, run):
+    if not _proves(expect(reply, FrameKind.WELCOME).body.get("proof"), protocol, SERVER, token, nonces, run):
         raise ProtocolError("the peer does not know the token of this run: it is not a relay of this run")
+    if protocol == UNPROTECTED:
+        return connection
     return _protect(connection, CLIENT, token, nonces, run, deadline, clock)
 
 
@@ -171,12 +182,12 @@ def _protect(
     return EncryptedConnection(connection, *keys)
 
 
-def _proof(who: str, token: str, nonces: tuple[str, str], run: str) -> str:
+def _proof(protocol: int, who: str, token: str, nonces: tuple[str, str], run: str) -> str:
     """The HMAC that proves the token; `nonces` are the server's and the client's, so it is valid once."""
-    message = json.dumps([PROTOCOL, who, *nonces, run]).encode()
+    message = json.dumps([protocol, who, *nonces, run]).encode()
     return hmac.new(token.encode(), message, "sha256").hexdigest()
 
 
-def _proves(proof: object, who: str, token: str, nonces: tuple[str, str], run: str) -> bool:
+def _proves(proof: object, protocol: int, who: str, token: str, nonces: tuple[str, str], run: str) -> bool:
     given = str(proof).encode(errors="replace")  # JSON may have half a surrogate pair
-    return hmac.compare_digest(given, _proof(who, token, nonces, run).encode())
+    return hmac.compare_digest(given, _proof(protocol, who, token, nonces, run).encode())

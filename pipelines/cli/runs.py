@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli import compare, delete, drain, local_runs, logs, pauses, resume, stop, trim
+from pipelines.cli import compare, delete, drain, local_runs, logs, pauses, resume, stop, trim, upgrade
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
 from pipelines.inspect.audit.result import STAGES, Audit
@@ -51,6 +51,7 @@ app.command("drain")(drain.drain_command)
 app.command("compare")(compare.compare_command)
 app.command("trim")(trim.trim_command)
 app.command("delete")(delete.delete_command)
+app.command("upgrade")(upgrade.upgrade_command)
 
 
 @app.command()

@@ -46,6 +46,7 @@ from pipelines.run.state import RunStateFile
 from pipelines.run.stop_requests import Interrupted, StopRequests
 from pipelines.run.topics import check_kafka, make_topics
 from pipelines.run.trial_result import CHECK_FILE, RESULT_FILE, TRIAL, TRIAL_CONFIG_FILE, read_check, read_trial
+from pipelines.run.upgrade import upgrade_resumed
 from pipelines.run.warm_start import PROGRESS_FILE, find_warm_start
 from pipelines.run.zygote_process import ZYGOTE_LOG, wait_for_zygote
 from pipelines.shards import own_store_folder, store_folder
@@ -204,6 +205,7 @@ class Supervisor:
             self._kafka.topics = frozenset(topic.name(self.config.run.name) for topic in CATALOGUE.values())
             if self._resumed:
                 self._kafka.retry(lambda: reshard_score(self.config, self.view.note))
+                self._kafka.retry(lambda: upgrade_resumed(self.config, self.view.note))
         self.state.bootstrap_servers = self.config.kafka.client().bootstrap_servers
         self.state.client_properties = self.config.kafka.for_role(ADMIN).client_properties
         save_config(self.config, self.folder / CONFIG_FILE)

@@ -20,6 +20,7 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import connection_problem, retry_transient
 from infra.kafka.settings_check import SettingProblem, UnsuitableKafka, checked_broker_settings, find_problems
 from pipelines.config import Config, KafkaConfig
+from pipelines.run.upgrade import record_first_release
 from pipelines.shards import partitions_of
 from schemas.codec import MAX_VALUE_BYTES, RECORD_TYPES, encode
 from schemas.topics import CATALOGUE, PREFIX, SCHEMAS, Topic, run_of
@@ -96,6 +97,7 @@ def make_topics(config: Config, note: Callable[[str], None] = lambda line: None)
     for problem in problems:
         note(str(problem))
     publish_schemas(config.kafka.client(), config.run.name)
+    retry_transient(lambda: record_first_release(config.kafka.client(), config.run.name))
 
 
 def check_kafka(config: Config) -> None:

@@ -24,6 +24,7 @@ from schemas.records.status import (
     RecordSchema,
     ReplicaState,
     ReplicaStatus,
+    RunRelease,
     SchemaField,
     TrimPoint,
 )
@@ -82,6 +83,7 @@ RECORDS: tuple[type, ...] = (
     LevelSuccess,
     TrimPoint,
     RecordSchema,
+    RunRelease,
     Pause,
     ScalingDecision,
     ScalingOutcome,

@@ -149,6 +149,17 @@ class RecordSchema:
     arrow: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class RunRelease:
+    """The release of the oldest roles of the run, "0.2.0": all roles write records that it can read.
+
+    Written when a run's topics are made, by `laminar runs resume` and by `laminar runs upgrade`. Every role reads the
+    last one when it starts.
+    """
+
+    release: str
+
+
 MAX_PAUSE_TEXT = 1000
 """Characters of a text in a request, at most."""
 

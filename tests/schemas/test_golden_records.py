@@ -23,7 +23,7 @@ from schemas.codec import (
     versions_of,
 )
 from schemas.plain import to_plain
-from schemas.records import RankAddress, RelayChain
+from schemas.records import RankAddress, RelayChain, RelayStatus, ReplicaStatus
 
 HOW_TO_CHANGE = (
     "{schema} differs from its golden file. If this is intended, raise the version of the record in schemas/codec.py "
@@ -123,11 +123,17 @@ def test_damaged_record_of_an_earlier_version_is_undecodable(name: str) -> None:
             decode(damaged, headers)
 
 
-@pytest.mark.parametrize(("kind", "field"), [(RelayChain, "needed"), (RankAddress, "settings")])
+JSON_ADDED = [
+    *((RelayChain, "needed"), (RankAddress, "settings")),
+    *((ReplicaStatus, "first_incarnation"), (RelayStatus, "unreachable")),
+]
+
+
+@pytest.mark.parametrize(("kind", "field"), JSON_ADDED)
 def test_json_record_of_an_earlier_version_lacks_its_list(kind: type, field: str) -> None:
     value, headers = earlier(f"{kind.__name__}-2")
     (found,) = decode(value, headers)
-    assert found == replace(SAMPLES[kind], **{field: ()})
+    assert found == replace(SAMPLES[kind], **{field: kind.__dataclass_fields__[field].default})
     values, all_headers = zip((value, headers), encode(found), strict=True)
     assert list(decode_all(values, all_headers).blocks[kind].records()) == [found, found]
     for damaged in (b"", b"[]", value[:-2], f'{{"{field}":[]}}'.encode()):

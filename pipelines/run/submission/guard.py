@@ -43,6 +43,7 @@ from pipelines.run.run_kafka import WAIT_S
 from pipelines.run.submission.detached import roles_here
 from pipelines.run.submission.role_checks import role_problems
 from pipelines.run.topics import check_kafka, make_topics
+from pipelines.run.upgrade import refuse_new_role
 from pipelines.shards import store_folder
 from schemas.metric_labels import EXHAUSTED
 from schemas.records import Metric
@@ -78,6 +79,7 @@ def prepare(draft: ConfigDraft, process: RoleProcess, note: Callable[[str], None
     wait_for_brokers(client, WAIT_S, lambda _, line: note(line), setting=own.kafka.address_setting)
     check_kafka(own)  # before any topic is created
     make_topics(own, note)
+    refuse_new_role(client, config.run.name, first.pipeline)
     if Role("score", ALL_SHARDS) in process.roles:
         retry_transient(lambda: reshard_score(config, note))
 

@@ -109,7 +109,7 @@ def test_relay_rejects_a_client_that_has_only_its_run(key: str) -> None:
         host, _, port = relay.node.address.rpartition(":")
         with socket.create_connection((host, int(port)), timeout=5) as client:
             nonces = (str(receive(client).body["nonce"]), "mine")
-            proof = handshake._proof(handshake.CLIENT, key, nonces, "r")
+            proof = handshake._proof(handshake.PROTOCOL, handshake.CLIENT, key, nonces, "r")
             send(client, FrameKind.HELLO, protocol=handshake.PROTOCOL, run="r", relay=1, nonce="mine", proof=proof)
             assert receive(client).body["reason"] == "the token is not that of this run"
             with pytest.raises(PeerGone):

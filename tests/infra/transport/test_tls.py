@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from infra.transport.handshake import connect
 from infra.transport.kv_transfer import KVTransfers
 from infra.transport.tls import Tls, end_tls, tls_handshake
 from schemas.records import PolicyVersion
+from schemas.release import FIRST, NEWEST, write_for
 
 VERSION = PolicyVersion(1, 1)
 
@@ -94,6 +96,32 @@ def test_weights_are_transferred_over_tls(tls: Tls) -> None:
     finally:
         for each in relays:
             each.close()
+
+
+@pytest.fixture
+def old_machine(request: pytest.FixtureRequest, tls: Tls) -> Iterator[Machine]:
+    """A relay that speaks protocol 3, which keeps TLS for the whole connection; the server decides."""
+    write_for(FIRST)
+    machine = Machine(0, token=TOKEN, tls=tls if request.param else None)
+    yield machine
+    write_for(NEWEST)
+    machine.close()
+
+
+@pytest.mark.parametrize("old_machine", [True, False], ids=["TLS", "no TLS"], indirect=True)
+def test_relay_of_the_first_release_is_understood(old_machine: Machine) -> None:
+    encryption = old_machine.node._endpoint.tls
+    with connect(old_machine.node.address, "r", TOKEN, 1, 5.0, encryption) as connection:
+        assert isinstance(connection, ssl.SSLSocket) == (encryption is not None)
+    other, data = Machine(1, token=TOKEN, tls=encryption), weights(1)
+    manifest = manifest_of("1.1", data)
+    store_version(old_machine.store, manifest, data)
+    try:
+        chain_over([old_machine, other])
+        configure([old_machine, other], manifest)
+        until(lambda: other.has("1.1"))
+    finally:
+        other.close()
 
 
 def test_kv_over_tls_cannot_be_read(transfers: tuple[KVTransfers, KVTransfers]) -> None:
@@ -184,7 +212,9 @@ def test_connect_fails_without_a_relay_certificate(
 def test_connect_fails_when_the_server_lacks_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
     original = handshake._proves
     monkeypatch.setattr(
-        handshake, "_proves", lambda proof, role, *rest: role == "client" or original(proof, role, *rest)
+        handshake,
+        "_proves",
+        lambda proof, number, role, *rest: role == "client" or original(proof, number, role, *rest),
     )
     machine = Machine(0, token="another-token-entirely")  # it accepts every client
     try:
