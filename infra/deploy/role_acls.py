@@ -9,7 +9,7 @@ from schemas.topics import CATALOGUE, CONTROL, EXPERIENCES, INBOX, RELAY, REPLIC
 
 EVERYBODY = "every pipeline"
 PEOPLE = "people"
-"""Users who inspect a run: they read everything, may request a replica to drain, and may pause the run."""
+"""Users who inspect a run: they read everything, may request a replica to drain, pause the run and end its upgrade."""
 EXPORT = "export"
 """Exports read everything; the offsets of their group are for display."""
 FENCED_ROLES = {"placement": "rollout"}

@@ -26,8 +26,8 @@ class Sessions:
     def __init__(self, clients: Callable[[SessionConfig], SessionClients] | None = None) -> None:
         self._open: dict[str, Session] = {}
         self._clients = clients
-        self._releases: set[str | None] = set()
-        """Topics of commit notes of the runs whose release this process has read."""
+        self._releases: set[str] = set()
+        """The runs whose release this process has read."""
 
     def open(self, config: SessionConfig) -> Session:
         """Open a session for `config.group`, after closing the last one.

@@ -33,8 +33,11 @@ class StillOlder(RuntimeError):
 
 def record_first_release(client: ClientProperties, run: str) -> None:
     """Record the release of a run that has none: it is new, or its roles are of a release that recorded none."""
-    if read_release(client, run) is None:
-        record_release(client, run, FIRST if last_notes(client, run) else NEWEST)
+    if read_release(client, run) is not None:
+        return
+    has_begun = bool(last_notes(client, run))
+    if read_release(client, run) is None:  # else another start has recorded it, maybe before it committed a note
+        record_release(client, run, FIRST if has_begun else NEWEST)
 
 
 def refuse_new_role(client: ClientProperties, run: str, pipeline: str) -> None:
