@@ -157,10 +157,8 @@ class Config:
             self.score.check_tasks([task.task_name for task in mixture])
         for role, shards in (("score", self.score.shards), ("experience", self.experience.shards)):
             if shards > self.kafka.partitions:
-                raise ValueError(
-                    f"{role}.shards is {shards}, but must be at most kafka.partitions, which is "
-                    f"{self.kafka.partitions}: each shard needs a partition"
-                )
+                most = f"at most kafka.partitions, which is {self.kafka.partitions}"
+                raise ValueError(f"{role}.shards is {shards}, but must be {most}: each shard needs a partition")
         if self.emulated_training and self.trainer.shares > 1:
             found = f"{self.trainer.ranks} and {self.trainer.shares}"
             raise ValueError(f"trainer.ranks and trainer.batch_shares must be 1 for an emulated trainer, not {found}")
@@ -184,6 +182,8 @@ class Config:
             raise ValueError(f"[agents] needs prompts for agents: set prompts.environment = {AGENT!r}")
         if self.has_gateway and self.emulated:
             raise ValueError("agents need an engine that generates text, not rollout.engine = 'emulated'")
+        if self.has_gateway and self.placement.rules.refresh == "slot":
+            raise ValueError("agents work with one weight version a replica, not with placement.refresh = 'slot'")
 
     @property
     def inboxes(self) -> int:

@@ -38,6 +38,7 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
         process,
         replace(config.relay.endpoint(source.client.bootstrap_servers), port=0),
         interrupts=config.placement.rules.refresh == "interrupt",
+        two_versions=config.placement.rules.refresh == "slot",
         frames=_frames(config),
     )
     (

@@ -9,7 +9,7 @@ from typing import Literal
 from infra.setting_types import CheckedSettings, NonNegative, NonNegativeInt, Positive, PositiveInt, PositiveShare
 
 Schedule = Literal["laminar", "synchronous", "one_step", "stream", "partial_rollout"]
-Refresh = Literal["drain", "boundary", "interrupt"]
+Refresh = Literal["drain", "boundary", "interrupt", "slot"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,8 @@ class Rules:
 
     `admitted_batches` bounds the outstanding work in global batches; None: max_staleness + 1. `refresh` sets when a
     replica loads newer weights: `drain` when its own batch has drained, `boundary` when all replicas have generated a
-    round of `round_batches` global batches, `interrupt` at once, within trajectories.
+    round of `round_batches` global batches, `interrupt` at once, within trajectories, `slot` at once, for trajectories
+    that begin then, while older ones finish beside them under their own weights.
     """
 
     admitted_batches: int | None
@@ -57,7 +58,10 @@ class PlacementConfig(CheckedSettings):
     admitted_batches: PositiveInt | None = None
     """Global batches that may be outstanding; unset: those of the schedule."""
     refresh: Refresh | None = None
-    """When replicas load newer weights; unset: as the schedule says."""
+    """When replicas load newer weights: `drain`, once their own batch has drained; `boundary`, once all have generated
+    a round; `interrupt`, at once, within trajectories; `slot`, at once, for trajectories that begin then, while older
+    ones finish beside them under theirs, in twice the memory (then nothing is repacked). Unset: as the schedule
+    says."""
     repack: bool | None = None
     """Whether trajectories move, so that replicas are free for newer weights; unset: as the schedule says."""
     repack_s: Positive = 5.0
@@ -92,9 +96,11 @@ class PlacementConfig(CheckedSettings):
     def rules(self) -> Rules:
         """The rules of the schedule, with the overrides of this configuration."""
         overrides = {name: getattr(self, name) for name in ("admitted_batches", "refresh", "repack")}
-        return replace(
+        rules = replace(
             SCHEDULES[self.schedule], **{name: value for name, value in overrides.items() if value is not None}
         )
+        # No replica has to be freed, and moves would need the version of each trajectory on the other one.
+        return replace(rules, repack=False) if rules.refresh == "slot" else rules
 
     def lead(self, global_batch: int, samples_per_prompt: int, *, levels: bool) -> int:
         """How many prompts the prompts pipeline is ahead of dispatch; `levels`: the level of difficulty may change."""

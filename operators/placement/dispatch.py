@@ -121,7 +121,8 @@ class Dispatcher:
 
     def _drain_for_evaluation(self, running: Sequence[TrackedReplica]) -> Owner | None:
         """The replica to drain for evaluation; it stays the same until it is free."""
-        if self._rules.refresh != "interrupt" or not self._has("evaluation") or any(each.target for each in running):
+        never_empty = self._rules.refresh in ("interrupt", "slot")
+        if not never_empty or not self._has("evaluation") or any(each.target for each in running):
             return None
         turns = (replica for replica in running if not (replica.training_next and self._training_waits))
         loads = {replica.owner: self._tracking.table.load(replica.owner) for replica in turns}
@@ -208,10 +209,10 @@ class Dispatcher:
         table, owner = self._tracking.table, replica.owner
         if table.load(owner) == 0:
             replica.target = replica.resumed = None
-        version, newest, interrupts = replica.version, self._tracking.newest, self._rules.refresh == "interrupt"
+        version, newest = replica.version, self._tracking.newest
         if version is None or newest is None or self._is_moving(owner) or owner == self._draining:
             return 0
-        if version < newest and not interrupts:
+        if version < newest and self._rules.refresh not in ("interrupt", "slot"):
             return self._room_ahead(replica)
         if self._rules.refresh != "drain":
             return self._room(replica)
@@ -309,7 +310,8 @@ class Dispatcher:
         replica.count(work.prompt.purpose)
         interrupts = self._rules.refresh == "interrupt"
         named = work.prompt.policy_version or (None if partial is None or interrupts else partial.version)
-        versions = [each for each in (replica.version, tracking.newest) if each is not None]
+        newest = None if self._rules.refresh == "slot" else tracking.newest  # it begins under the weights that it finds
+        versions = [each for each in (replica.version, newest) if each is not None]
         assignment = Assignment(
             prompt=work.prompt,
             member=work.member,

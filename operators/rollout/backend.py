@@ -30,6 +30,9 @@ class Backend(Protocol):
     def engine(self) -> Engine:
         """An engine for one more replica."""
 
+    def engine_pair(self) -> tuple[Engine, Engine]:
+        """Two engines for one more replica, which share its device. Raises CannotGenerate if there can be none."""
+
     def staging(
         self, index: int, incarnation: int, engine: Engine, transfers: KVTransfers | None
     ) -> ReplicaStaging | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from infra.store.errors import VersionGone
 from operators.rollout.config import RolloutConfig
-from operators.rollout.emulated_engine import EmulatedEngine, emulated_scheduling
+from operators.rollout.emulated_engine import EmulatedEngine, emulated_scheduling, share_device
 from operators.rollout.emulation_config import DEFAULT_CONTEXT
 from operators.rollout.engine import Engine
 from operators.rollout.response_lengths import open_lengths
@@ -68,7 +68,12 @@ class EmulatedBackend:
         self._pull_s, self._time_scale, self._clock = emulation.pull_s, time_scale, clock
         self.weights = AnnouncedWeights(keep_versions)
 
-    def engine(self) -> Engine:
+    def engine_pair(self) -> tuple[Engine, Engine]:
+        pair = self.engine(), self.engine()
+        share_device(*pair)
+        return pair
+
+    def engine(self) -> EmulatedEngine:
         return EmulatedEngine(
             self._scheduling,
             self._roofline,

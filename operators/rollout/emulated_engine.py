@@ -70,6 +70,8 @@ class EmulatedEngine:
         """Whether a request was submitted since the last admission."""
         self._tokens_generated = 0
         self._started: list[str] = []
+        self._beside: EmulatedEngine | None = None
+        """The other engine of the same device: a round takes the time of both."""
 
     def load(self, weights: Path, version: PolicyVersion) -> None:
         """Set the version; `weights` is not read. Raises RuntimeError while requests are running or waiting."""
@@ -181,6 +183,8 @@ class EmulatedEngine:
             else:
                 break
         self._compute_next_event()
+        if self._beside is not None:
+            self._beside._compute_next_event()  # its rounds may take more or less time now
 
     def _finish_rounds(self, rounds: int) -> None:
         rows = self._scheduler.rows
@@ -208,10 +212,15 @@ class EmulatedEngine:
 
     def _pace(self, prefill: int = 0) -> StepPace | None:
         """The pace of the next rounds, after a prefill of `prefill` tokens; None if no request runs."""
+        pace = self._pace_alone(prefill)
+        beside = None if self._beside is None else self._beside._pace_alone()
+        if pace is None or beside is None:
+            return pace
+        return replace(pace, first_s=pace.first_s + beside.first_s, growth_s=pace.growth_s + beside.growth_s)
+
+    def _pace_alone(self, prefill: int = 0) -> StepPace | None:
         rows = self._scheduler.rows
-        if not rows.count:
-            return None
-        return self._roofline.pace(rows.count, rows.tokens, prefill)
+        return self._roofline.pace(rows.count, rows.tokens, prefill) if rows.count else None
 
     def _until_event(self) -> int:
         """Rounds until a row ends, a request is admitted or the KV overflows; until then the rows stay the same."""
@@ -249,6 +258,11 @@ class EmulatedEngine:
         pace = self._pace()
         assert pace is not None
         self._next_event_at = min(start + pace.seconds(rounds), joins_at)
+
+
+def share_device(one: EmulatedEngine, other: EmulatedEngine) -> None:
+    """Let both take turns on one device: while both have requests, a round of each takes the time of both."""
+    one._beside, other._beside = other, one
 
 
 def emulated_scheduling(

@@ -24,11 +24,13 @@ from operators.rollout.agent_episodes import AgentEngine
 from operators.rollout.backend import Backend, BackendSpec
 from operators.rollout.config import RolloutConfig
 from operators.rollout.departure import Departure, Notice
+from operators.rollout.engine import Engine
 from operators.rollout.environments.pool import EnvironmentPool
 from operators.rollout.episodes import EpisodeEngine
 from operators.rollout.heartbeats import Heartbeats
 from operators.rollout.pending_events import PendingEvents
 from operators.rollout.replica import Replica, ReplicaEvent, ReplicaOrder
+from operators.rollout.two_versions import TwoVersionEngine
 from schemas.records import PolicyVersion, WeightVersion
 
 FENCE_PROBE_S = 5.0
@@ -42,8 +44,9 @@ _VERSIONS = "versions"
 class GenerateTrajectories:
     """Hosts the replicas of process `process` over `backend`; their incarnation is the start number.
 
-    If `interrupts`, newer weights are loaded while trajectories run. Other processes fetch the KV of handed-over
-    trajectories at `endpoint`. `frames` has the message frame of each environment whose observations are messages.
+    If `interrupts`, newer weights are loaded while trajectories run; with `two_versions`, beside those of trajectories
+    that run. Other processes fetch the KV of handed-over trajectories at `endpoint`. `frames` has the message frame of
+    each environment whose observations are messages.
     """
 
     config: RolloutConfig
@@ -52,6 +55,7 @@ class GenerateTrajectories:
     process: int
     endpoint: Endpoint
     interrupts: bool = False
+    two_versions: bool = False
     frames: Mapping[str, MessageFrame] = field(default_factory=dict)
 
     def restore(self, restored: Restored) -> RolloutFold:
@@ -99,14 +103,22 @@ class GenerateTrajectories:
         pools: Mapping[str, EnvironmentPool],
         kv_transfers: KVTransfers | None,
     ) -> Replica:
-        engine = backend.engine()
+        def with_episodes(engine: Engine) -> EpisodeEngine:
+            return EpisodeEngine(engine, pools, backend.encode, backend.decode, self.frames)
+
+        staging, may_load = None, None
+        engine: Engine
+        if self.two_versions:
+            engine = TwoVersionEngine(*map(with_episodes, backend.engine_pair()))
+            may_load = engine.may_load
+        else:
+            whole = backend.engine()
+            staging = backend.staging(index, incarnation, whole, kv_transfers)
+            engine = AgentEngine(with_episodes(whole), self.config.agent_kv_megabytes * 1_000_000)
         return Replica(
             index,
             incarnation,
-            AgentEngine(
-                EpisodeEngine(engine, pools, backend.encode, backend.decode, self.frames),
-                self.config.agent_kv_megabytes * 1_000_000,
-            ),
+            engine,
             backend.weights,
             backend.decode,
             wall_ms,
@@ -114,7 +126,8 @@ class GenerateTrajectories:
             interrupts=self.interrupts,
             kv_transfers=kv_transfers,
             check=backend.check,
-            staging=backend.staging(index, incarnation, engine, kv_transfers),
+            staging=staging,
+            may_load=may_load,
         )
 
 

@@ -45,6 +45,9 @@ class ModelBackend:
         self._checked = ""
         self.weights = WeightStore(store)
 
+    def engine_pair(self) -> tuple[Engine, Engine]:
+        raise CannotGenerate(f'placement.refresh = "slot" needs two models, and engine {self.config.engine!r} has one')
+
     def staging(
         self, index: int, incarnation: int, engine: Engine, transfers: KVTransfers | None
     ) -> ReplicaStaging | None:
@@ -94,6 +97,9 @@ class TransformersBackend(ModelBackend):
             kv_capacity=self.config.kv_capacity,
             speculation=self.config.speculation,
         )
+
+    def engine_pair(self) -> tuple[Engine, Engine]:
+        return self.engine(), self.engine()
 
     def staging(
         self, index: int, incarnation: int, engine: Engine, transfers: KVTransfers | None

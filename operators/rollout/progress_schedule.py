@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from operators.rollout.running_request import RunningRequest
+
+STREAM_S = 0.2
+"""A trajectory whose agent reads along is due after so many seconds."""
 
 
 class ProgressSchedule:
@@ -19,8 +22,12 @@ class ProgressSchedule:
         self.steps = 0
         """Engine steps so far; the caller counts them."""
 
-    def due(self, running: Mapping[str, RunningRequest], clock: float) -> list[str]:
-        """The `running` trajectories that are due at `clock` (monotonic seconds)."""
+    def due(self, running: Mapping[str, RunningRequest], clock: float, streaming: Collection[str] = ()) -> list[str]:
+        """The `running` trajectories that are due at `clock` (monotonic seconds); agents read those in `streaming`."""
+        due = self._due(running, clock)
+        return due + [n for n in streaming if clock - running[n].reported_at >= STREAM_S and n not in due]
+
+    def _due(self, running: Mapping[str, RunningRequest], clock: float) -> list[str]:
         if self.steps < self._next_step and clock < self._next_check:
             return []
         self._next_step = self.steps + max(1, self._tokens // 8)

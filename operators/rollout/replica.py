@@ -1,8 +1,9 @@
 """One replica: an engine, the assignments it was given, and the rule which weights it runs them under.
 
 A trajectory starts and ends under one weight version: weights change only while the engine is empty, to the version
-that the next assignment names, or to the newest complete one. The exception is a schedule that interrupts: it takes the
-running trajectories out of the engine, loads newer weights and resumes them.
+that the next assignment names, or to the newest complete one. An engine of two versions takes newer weights meanwhile,
+for trajectories that begin then. The exception is a schedule that interrupts: it takes the running trajectories out of
+the engine, loads newer weights and resumes them.
 """
 
 from __future__ import annotations
@@ -48,9 +49,6 @@ from schemas.records import (
 if TYPE_CHECKING:
     from operators.rollout.staged.replica_staging import ReplicaStaging  # imports torch
 
-STREAM_S = 0.2
-"""Progress of a turn whose agent reads along is published after so many seconds."""
-
 log = logging.getLogger(__name__)
 
 ReplicaOrder = Assignment | Cancel | Reserve | Release | Drain | TurnRequest | EpisodeEnd | StageGroup
@@ -62,7 +60,8 @@ class Replica:
     """Accepts assignments, steps its engine, returns trajectories.
 
     `decode` turns response tokens into text; `check` raises ValueError for a prompt that its model cannot read; `now`
-    is in Unix milliseconds, `clock` in seconds. `changes` counts what placement waits for, `progress` engine steps.
+    is in Unix milliseconds, `clock` in seconds; `may_load` says whether newer weights may be loaded while trajectories
+    run, for those that begin then (None: never). `changes` counts what placement waits for, `progress` engine steps.
     """
 
     def __init__(
@@ -79,6 +78,7 @@ class Replica:
         kv_transfers: KVTransfers | None = None,
         check: Callable[[Prompt], None] = lambda prompt: None,
         staging: ReplicaStaging | None = None,
+        may_load: Callable[[], bool] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config = config or RolloutConfig()
@@ -86,9 +86,8 @@ class Replica:
         self._agents = engine if isinstance(engine, AgentEngine) else None
         self._decode, self._check, self._now, self._clock = decode, check, now, clock
         self._interrupts, self._kv_transfers, self._token_sampler = interrupts, kv_transfers, config.recorded_sampler
-        self.staging = staging
-        may_load = (lambda version: True) if staging is None else staging.may_load
-        self._weights = WeightLoader(index, engine, weights, may_load)
+        self.staging, self._may_load = staging, may_load
+        self._weights = WeightLoader(index, engine, weights, *(() if staging is None else (staging.may_load,)))
         self._waiting = WaitingAssignments(IncomingKV(index, kv_transfers))
         self._running = RunningRequests(clock)
         self.progress = ProgressSchedule(config.progress_tokens, config.progress_s)
@@ -260,13 +259,19 @@ class Replica:
             ended = self._leave_broken_group(self.staging)
         if self._interrupts and self._running and self._weights.newest != self.engine.version:
             self._interrupt()
-        elif not self._running and not self._reservations.plans:  # reserved trajectories need the loaded weights
+        elif not self._reservations.plans and self._takes_weights():  # reserved trajectories need the loaded weights
             self.changes += self._refresh()
         loaded = self.engine.version
         if loaded is None or not self._waiting:
             return ended
         ready = self._waiting.take_ready(loaded, self._weights.available)
         return [*ended, *filter(None, (self._start(assignment, loaded) for assignment in ready))]
+
+    def _takes_weights(self) -> bool:
+        """Whether the engine is empty, or may take newer weights while trajectories run."""
+        if not self._running:
+            return True
+        return self._may_load is not None and self._weights.newest != self.engine.version and self._may_load()
 
     def _leave_broken_group(self, staging: ReplicaStaging) -> list[ReplicaEvent]:
         """Reject the requests of a group that computes nothing and will not be formed again: nothing else ends them."""
@@ -300,11 +305,9 @@ class Replica:
         return completions
 
     def _finish(self, completions: Sequence[Completion]) -> list[ReplicaEvent]:
-        version = self.engine.version
-        assert version is not None
         return [
             self._running.pop(completion.trajectory_id).finished(
-                completion, version, self._weights.newest, self._decode, self._now(), self._token_sampler
+                completion, self._weights.newest, self._decode, self._now(), self._token_sampler
             )
             for completion in completions
         ]
@@ -322,10 +325,8 @@ class Replica:
 
     def _report_due_progress(self) -> list[ReplicaEvent]:
         clock = self._clock()
-        due = self.progress.due(self._running, clock)
-        streaming = [] if self._agents is None else self._agents.streaming()
-        due += [name for name in streaming if clock - self._running[name].reported_at >= STREAM_S and name not in due]
-        return self._report(due, clock)
+        streaming = () if self._agents is None else self._agents.streaming()
+        return self._report(self.progress.due(self._running, clock, streaming), clock)
 
     def _report(self, names: Iterable[str], clock: float) -> list[ReplicaEvent]:
         """Progress records of these running trajectories, for those that have gained tokens since the last one."""
@@ -334,7 +335,7 @@ class Replica:
         for name, gained in self.engine.generated(since).items() if since else ():
             running = self._running[name]
             if len(gained.token_ids):
-                events.append(running.progress(gained, self.engine.version, None, self._now()))
+                events.append(running.progress(gained, None, self._now()))
             running.reported += len(gained.token_ids)
             running.reported_at, running.reported_step = clock, self.progress.steps
         return events
@@ -350,7 +351,7 @@ class Replica:
             self.engine.submit(request_of(assignment, self.kv.take(assignment, loaded)))
         except ValueError as error:
             return rejection(assignment, str(error), retry=False)
-        running = RunningRequest.start(assignment, self._now(), self._clock(), self.progress.steps)
+        running = RunningRequest.start(assignment, self._now(), self._clock(), self.progress.steps, loaded)
         self._running[assignment.trajectory_id] = running
         return None
 
@@ -368,7 +369,7 @@ class Replica:
         self.changes += self._weights.load(newer)
         for name, running in self._running.items():
             partial = partials[name]
-            running.spans = running.spans_of(len(partial.token_ids), before)
+            running.spans, running.version = running.spans_of(len(partial.token_ids)), self.engine.version
             request = request_of(running.assignment)
             self.engine.submit(replace(request, partial=partial if len(partial.token_ids) else None))
 
@@ -392,8 +393,8 @@ class Replica:
             running = RunningRequest.start(assignment, now, 0.0, 0)
             generated = known_response(assignment)
         gained = generated.since(running.reported)
-        version, kv, manifest = self.engine.version, generated.kv, None
+        version, kv, manifest = running.version, generated.kv, None
         if kv is not None and self._kv_transfers is not None and version is not None:
             manifest = self._kv_transfers.offer(version, kv.tokens, kv.data, parts=kv.parts)
-        placed = running.handed_over(to, generated, version, now, pinned=not self._interrupts, kv=manifest)
-        return [running.progress(gained, version, to, now), placed]
+        placed = running.handed_over(to, generated, now, pinned=not self._interrupts, kv=manifest)
+        return [running.progress(gained, to, now), placed]

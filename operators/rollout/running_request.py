@@ -30,9 +30,9 @@ from schemas.records import (
 
 @dataclass(slots=True)
 class RunningRequest:
-    """`spans` cover the tokens generated before the present weights were loaded. Placement knows the first `reported`
-    tokens, since `reported_at` (monotonic seconds) and engine step `reported_step`. `first_token_at` is when this
-    replica generated its first token of it (wall-clock milliseconds)."""
+    """It runs under `version`; `spans` cover the tokens that it had before. Placement knows the first `reported`, since
+    `reported_at` (monotonic seconds) and engine step `reported_step`. `first_token_at` is when this replica
+    generated its first token of it (wall-clock milliseconds)."""
 
     assignment: Assignment
     started_at: int
@@ -40,26 +40,27 @@ class RunningRequest:
     reported: int
     reported_at: float
     reported_step: int
+    version: PolicyVersion | None = None
     first_token_at: int | None = None
 
     @classmethod
-    def start(cls, assignment: Assignment, started_at: int, clock: float, step: int) -> RunningRequest:
+    def start(
+        cls, assignment: Assignment, started_at: int, clock: float, step: int, version: PolicyVersion | None = None
+    ) -> RunningRequest:
         known = 0 if assignment.partial is None else len(assignment.partial.token_ids)
-        return cls(assignment, started_at, assignment.version_spans, known, clock, step)
+        return cls(assignment, started_at, assignment.version_spans, known, clock, step, version)
 
-    def spans_of(self, count: int, version: PolicyVersion) -> tuple[VersionSpan, ...]:
-        """The versions of its first `count` tokens; those beyond `spans` were generated under `version`."""
-        if not self.spans:
-            return (VersionSpan(version, count),) if count else ()
+    def spans_of(self, count: int) -> tuple[VersionSpan, ...]:
+        """The versions of its first `count` tokens; those beyond `spans` were generated under the present one."""
         before = sum(span.length for span in self.spans)
-        return self.spans if count <= before else join_spans((self.spans, (VersionSpan(version, count - before),)))
+        if self.version is None or count <= before:
+            return self.spans
+        return join_spans((self.spans, (VersionSpan(self.version, count - before),)))
 
-    def progress(
-        self, gained: PartialResponse, version: PolicyVersion | None, next_owner: NextOwner | None, now: int
-    ) -> Progress:
+    def progress(self, gained: PartialResponse, next_owner: NextOwner | None, now: int) -> Progress:
         """The record of the tokens `gained` since the last report."""
         a, count = self.assignment, len(gained.token_ids)
-        spans = self.spans_of(self.reported + count, version) if version is not None else self.spans
+        spans = self.spans_of(self.reported + count)
         return Progress(
             trajectory_id=a.trajectory_id,
             lease=a.lease,
@@ -94,7 +95,6 @@ class RunningRequest:
         self,
         to: NextOwner,
         generated: PartialResponse,
-        version: PolicyVersion | None,
         now: int,
         *,
         pinned: bool = True,
@@ -106,7 +106,7 @@ class RunningRequest:
         owner can fetch its KV.
         """
         a, count = self.assignment, len(generated.token_ids)
-        spans = self.spans_of(count, version) if count and version is not None else ()
+        spans = self.spans_of(count) if count else ()
         versions = {span.version for span in spans} if pinned else set()
         assignment = replace(
             a,
@@ -124,7 +124,6 @@ class RunningRequest:
     def finished(
         self,
         completion: Completion,
-        version: PolicyVersion,
         newest: PolicyVersion | None,
         decode: Callable[[list[int]], str],
         now: int,
@@ -132,10 +131,10 @@ class RunningRequest:
     ) -> Trajectory:
         """The record of the finished trajectory."""
         a, generated, positions = self.assignment, completion.generated, completion.positions
-        prompt, spans = a.prompt, self.spans_of(len(generated.token_ids), version)
+        prompt, spans = a.prompt, self.spans_of(len(generated.token_ids))
         if completion.prompt is not None and positions is not None:
             prompt = replace(prompt, token_ids=token_ids(completion.prompt))
-            spans = _spans_at(self.spans_of(int(positions.max(initial=-1)) + 1, version), positions)
+            spans = _spans_at(self.spans_of(int(positions.max(initial=-1)) + 1), positions)
         reason: FinishReason = completion.finish_reason  # type: ignore[assignment]
         return Trajectory(
             prompt=prompt,

@@ -104,6 +104,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "one_step": {"placement.schedule": "one_step", "evaluation.every": 0, "trainer.optimizer_steps": 4},
     "stream": {"placement.schedule": "stream"},
     "partial_rollout": {"placement.schedule": "partial_rollout", **_LONG},
+    "slots": {"placement.refresh": "slot", "experience.max_staleness": 2, **_LONG},
     LONG_EVALUATION: {"rollout.processes": 1, "evaluation.sampled": False, "prompts.size": 16},
     "wait for age": {"experience.over_age": "wait"},
     "drop by age": {"experience.over_age": "drop", "experience.max_staleness": 0, **_LONG},

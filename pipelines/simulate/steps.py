@@ -21,10 +21,12 @@ from operators.prompts.draw_prompts import DrawPrompts
 from operators.relay.relay import RelayStep
 from operators.rollout.backend import EmulatedSpec
 from operators.rollout.emulated_backend import EmulatedBackend
+from operators.rollout.engine import Engine
 from operators.rollout.episodes import EpisodeEngine
 from operators.rollout.generate_trajectories import GenerateTrajectories, RolloutFold
 from operators.rollout.heartbeats import NO_LOAD, replica_status
 from operators.rollout.replica import Replica
+from operators.rollout.two_versions import TwoVersionEngine
 from operators.score.score_trajectories import ScoreTrajectories
 from operators.trainer.emulate_training import EmulateTraining
 from pipelines.simulate.transfers import Transfers
@@ -109,14 +111,18 @@ class SimulatedStep:
             clock=process.monotonic,
             kv_transfers=kv,
         )
-        engines = {
-            index: backend.engine() if transfers is None else transfers.engine(backend.engine(), index)
-            for index in hosted
-        }
-        replicas = [
-            replica(index, restored.start, EpisodeEngine(engine, {}, backend.encode, backend.decode, {}))
-            for index, engine in engines.items()
-        ]
+
+        def with_episodes(engine: Engine, index: int) -> EpisodeEngine:
+            checked = engine if transfers is None else transfers.engine(engine, index)
+            return EpisodeEngine(checked, {}, backend.encode, backend.decode, {})
+
+        replicas = []
+        for index in hosted:
+            if step.two_versions:
+                both = TwoVersionEngine(*(with_episodes(each, index) for each in backend.engine_pair()))
+                replicas.append(replica(index, restored.start, both, may_load=both.may_load))
+            else:
+                replicas.append(replica(index, restored.start, with_episodes(backend.engine(), index)))
         heartbeats.set_replicas(replicas)
         return RolloutFold(
             *(step.config, replicas, heartbeats, backend, process.monotonic),

@@ -1,6 +1,8 @@
-"""The schedules `partial_rollout` and `synchronous` in whole runs, on the transformers engine."""
+"""Schedules `partial_rollout` and `synchronous`, and `refresh = "slot"`, in whole runs on the transformers engine."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import pytest
 from laminar_runs import StartRun
@@ -11,7 +13,7 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.topic_reader import read_topic
 from pipelines.inspect.metrics_file import read_metrics
 from pipelines.present.report.series import batches, staleness_histogram
-from schemas.records import Trajectory
+from schemas.records import PolicyVersion, Trajectory
 from schemas.topics import TRAJECTORIES
 
 TRAINED = 8 * 16
@@ -21,11 +23,11 @@ TRAINED = 8 * 16
 def generated(
     request: pytest.FixtureRequest, start_run: StartRun, broker: Broker, run_id: str
 ) -> tuple[list[Trajectory], dict[int, int]]:
-    """The trajectories of a run under the parameter's schedule, and the histogram of their staleness at training."""
+    """The trajectories of a run with the parameter's settings, and the histogram of their staleness at training."""
     servers = broker.bootstrap_servers
     changes = (
         COMPACT,
-        f"placement.schedule={request.param}",
+        *request.param.split(),
         "experience.max_staleness=3",
         "prompts.max_new_tokens=48",
     )
@@ -41,7 +43,7 @@ def generated(
     return [row for row in rows if row.prompt.purpose == "train"], staleness_histogram(metrics)
 
 
-@pytest.mark.parametrize("generated", ["partial_rollout"], indirect=True)
+@pytest.mark.parametrize("generated", ["placement.schedule=partial_rollout"], indirect=True)
 def test_partial_rollout_records_the_version_of_each_token(
     generated: tuple[list[Trajectory], dict[int, int]],
 ) -> None:
@@ -53,10 +55,22 @@ def test_partial_rollout_records_the_version_of_each_token(
     assert any(len(each.version_spans) > 1 for each in trajectories)
 
 
-@pytest.mark.parametrize("generated", ["synchronous"], indirect=True)
+@pytest.mark.parametrize("generated", ["placement.schedule=synchronous"], indirect=True)
 def test_synchronous_schedule_trains_on_newest_weights(
     generated: tuple[list[Trajectory], dict[int, int]],
 ) -> None:
     trajectories, staleness = generated
     assert all(len(each.version_spans) == 1 for each in trajectories)
     assert staleness == {0: TRAINED}
+
+
+@pytest.mark.parametrize("generated", ["placement.refresh=slot rollout.slots=4"], indirect=True)
+def test_slots_run_trajectories_of_two_versions_at_once(generated: tuple[list[Trajectory], dict[int, int]]) -> None:
+    trajectories, _ = generated
+    assert {len(each.version_spans) for each in trajectories} == {1}
+    times: dict[PolicyVersion, list[int]] = {}
+    for each in trajectories:
+        times.setdefault(each.version_spans[0].version, []).extend((each.started_at, each.finished_at))
+    versions = sorted(times)
+    assert len(versions) > 2
+    assert any(min(times[newer]) < max(times[older]) for older, newer in pairwise(versions))

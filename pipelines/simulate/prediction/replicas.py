@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from infra.simulation.scheduler import EventScheduler
@@ -20,21 +20,22 @@ STEP_S = 0.001
 class PredictedReplica:
     """One incarnation of a replica. It is woken by orders, weights and the end of requests.
 
-    `publish` gets its events, as rollouts collect them for a transaction. `beat` is called when a heartbeat is due at
-    once.
+    Its engine is over `engines`, one or two. `publish` gets its events, as rollouts collect them for a transaction.
+    `beat` is called when a heartbeat is due at once.
     """
 
     def __init__(
         self,
         scheduler: EventScheduler,
         replica: Replica,
-        engine: CountedEngine,
+        engines: Sequence[CountedEngine],
         weights: AnnouncedWeights,
         publish: Callable[[list[ReplicaEvent]], None],
         beat: Callable[[PredictedReplica], None],
         linger_s: float,
     ) -> None:
-        self.replica, self.engine, self.weights, self.alive = replica, engine, weights, True
+        self.replica, self.weights, self.alive = replica, weights, True
+        self._engines = engines
         self._scheduler, self._write, self._beat, self._linger_s = scheduler, publish, beat, linger_s
         self._pending = PendingEvents((replica,), linger_s, lambda: scheduler.now)
         self._wake_at = float("inf")
@@ -61,8 +62,9 @@ class PredictedReplica:
 
     def status(self, run: str) -> ReplicaStatus:
         """The heartbeat, with the load of now."""
-        replica, engine = self.replica, self.engine
-        engine.advance()
+        replica, engine = self.replica, self.replica.engine
+        for each in self._engines:
+            each.advance()
         place = (replica.index, replica.index, replica.incarnation)
         return replica_status(*place, replica.state, engine.version, engine.status(), 0.0, run, replica.reserved)
 

@@ -23,11 +23,13 @@ from operators.io.repartition import Placed, repartition
 from operators.placement.place_trajectories import PlacementFold, PlaceTrajectories
 from operators.placement.tracking import FinishedTrajectory
 from operators.rollout.emulated_backend import AnnouncedWeights
-from operators.rollout.emulated_engine import emulated_scheduling
+from operators.rollout.emulated_engine import emulated_scheduling, share_device
+from operators.rollout.engine import Engine
 from operators.rollout.replica import Replica, ReplicaEvent, ReplicaOrder
 from operators.rollout.response_lengths import Lengths, open_lengths
 from operators.rollout.roofline import Roofline
 from operators.rollout.tool_calls import open_tools
+from operators.rollout.two_versions import TwoVersionEngine
 from pipelines.simulate.prediction.cluster import Cluster
 from pipelines.simulate.prediction.counted_engine import CountedEngine, CountedKVTransfers
 from pipelines.simulate.prediction.measurement import Measurement
@@ -107,17 +109,13 @@ class PredictedWorld:
         """Start an incarnation of replica `index`."""
         config, scheduler = self._cluster.config, self.scheduler
         self._incarnations[index] += 1
-        weights = AnnouncedWeights(keep=64)
-        engine = CountedEngine(
-            self._scheduling,
-            self._roofline,
-            self._lengths,
-            pull_s=config.rollout.emulation.pull_s,
-            time_scale=self._scale,
-            clock=self._clock,
-            status_refresh_s=config.rollout.heartbeat_s,
-            tools=self._tools,
-        )
+        weights, engines, may_load = AnnouncedWeights(keep=64), [self._engine()], None
+        engine: Engine = engines[0]
+        if config.placement.rules.refresh == "slot":
+            engines.append(self._engine())
+            share_device(*engines)
+            engine = both = TwoVersionEngine(*engines)
+            may_load = both.may_load
         transfers: Any = CountedKVTransfers() if config.rollout.kv_megabytes else None
         replica = Replica(
             index,
@@ -129,16 +127,29 @@ class PredictedWorld:
             config.rollout,
             interrupts=config.placement.rules.refresh == "interrupt",
             kv_transfers=transfers,
+            may_load=may_load,
             clock=self._clock,
         )
         predicted = PredictedReplica(
-            scheduler, replica, engine, weights, self._publish_events, self._beat, config.rollout.linger_s
+            scheduler, replica, engines, weights, self._publish_events, self._beat, config.rollout.linger_s
         )
         self.replicas[index] = predicted
         if self._published:
             predicted.announce(version_of(self.training.version))
         share = (index % 16) / 16  # heartbeats of different replicas come at different times
         scheduler.after(share * config.rollout.heartbeat_s, lambda: self._keep_beating(predicted))
+
+    def _engine(self) -> CountedEngine:
+        return CountedEngine(
+            self._scheduling,
+            self._roofline,
+            self._lengths,
+            pull_s=self._cluster.config.rollout.emulation.pull_s,
+            time_scale=self._scale,
+            clock=self._clock,
+            status_refresh_s=self._cluster.config.rollout.heartbeat_s,
+            tools=self._tools,
+        )
 
     def kill(self, index: int, restart_s: float) -> None:
         """End replica `index` without notice; another incarnation starts `restart_s` seconds of the clock later."""

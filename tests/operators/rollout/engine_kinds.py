@@ -14,6 +14,7 @@ from tiny_engines import engine, mixed, speculating
 from vllm_engines import FAMILY, vllm_engine
 
 from operators.rollout.engine import Completion, Engine, Request
+from operators.rollout.two_versions import TwoVersionEngine
 
 MakeEngine = Callable[..., Engine]
 VLLM: dict[str, dict[str, Any]] = {
@@ -21,7 +22,7 @@ VLLM: dict[str, dict[str, Any]] = {
     "vllm_async": {"asynchronous": True},
     "vllm_sampler": {"asynchronous": True, "token_sampler": "vllm"},
 }
-KINDS = ("transformers", "speculating", "emulated", *VLLM)
+KINDS = ("transformers", "speculating", "emulated", "two_versions", *VLLM)
 WITH_MODEL = ("transformers", *VLLM)
 """Engines that run a model: synthetic tokens have neither a distribution nor weights."""
 OWN_SAMPLER = "vllm_sampler"
@@ -38,6 +39,8 @@ def maker(kind: str) -> MakeEngine:
     def make(family: str = FAMILY, **options: Any) -> Engine:
         if kind == "emulated":
             return emulated(**options)
+        if kind == "two_versions":
+            return TwoVersionEngine(engine(family, **options), engine(family, **options))
         return speculating(family, **options) if kind == "speculating" else engine(family, **options)
 
     return make

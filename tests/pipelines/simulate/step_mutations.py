@@ -136,8 +136,8 @@ def replica_mixes_versions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "_interrupt", lambda self: None)
     spans = RunningRequest.spans_of
 
-    def changed(self: RunningRequest, count: int, version: Any) -> Any:
-        found = spans(self, count, version)
+    def changed(self: RunningRequest, count: int) -> Any:
+        found = spans(self, count)
         return found[:-1] if len(found) > 1 else tuple(replace(span, length=span.length - 1) for span in found)
 
     patch.setattr(RunningRequest, "spans_of", changed)
