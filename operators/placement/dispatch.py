@@ -56,7 +56,7 @@ class Dispatcher:
         """Whether there is one replica only, which gets its next batch early: no other could begin it sooner."""
         self._draining: Owner | None = None
         """The replica that gets no fresh work, so that it becomes free for evaluation. Needed only where newer weights
-        interrupt trajectories, since no replica drains there."""
+        do not wait until a replica has drained."""
 
     def dispatch(self, replicas: Sequence[TrackedReplica], emission: int) -> list[Placed]:
         """Decisions for `replicas`, which are alive; emission number `emission` will write them."""
@@ -124,9 +124,18 @@ class Dispatcher:
         never_empty = self._rules.refresh in ("interrupt", "slot")
         if not never_empty or not self._has("evaluation") or any(each.target for each in running):
             return None
+        if self._rules.refresh == "slot" and any(self._may_reach(replica) for replica in running):
+            return None
         turns = (replica for replica in running if not (replica.training_next and self._training_waits))
         loads = {replica.owner: self._tracking.table.load(replica.owner) for replica in turns}
         return self._draining if self._draining in loads else min(loads, key=loads.__getitem__, default=None)
+
+    def _may_reach(self, replica: TrackedReplica) -> bool:
+        """Whether `replica` has not passed the version of the next evaluation work yet, so that it needs no drain."""
+        lost, head = self._tracking.table.lost("evaluation"), self._head("evaluation")
+        first = lost[0].work if lost else head
+        version = None if first is None else first.prompt.policy_version
+        return version is not None and (replica.version is None or replica.version <= version)
 
     # -- lost trajectories --------------------------------------------------------------------------------------------
 

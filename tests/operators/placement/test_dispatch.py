@@ -45,24 +45,6 @@ def test_fresh_work_needs_the_version_that_its_replica_reported(schedule: str, n
     assert (given.policy_version, given.at_least) == (None, newest if needed else None)
 
 
-def test_slots_get_work_before_newer_weights_arrive() -> None:
-    """It begins under the weights that its replica has by then, beside trajectories of the version before."""
-    placement = Placement(refresh="slot")
-    placement.prompts(0, 1, samples=2)
-    older = placement.publish(0)
-    placement.beat(0, older)
-    (first, *_) = [each.record for each in placement.run() if isinstance(each.record, Assignment)]
-    assert first.at_least == older
-    placement.publish(1)
-    placement.prompts(2, samples=2)
-    placement.beat(0, older, capacity=6)
-    given = [each.record for each in placement.run() if isinstance(each.record, Assignment)]
-    assert [(each.trajectory_id, each.policy_version, each.at_least) for each in given] == [
-        ("p2.0", None, older),
-        ("p2.1", None, older),
-    ]
-
-
 def test_dispatch_splits_a_group_over_replicas_if_needed() -> None:
     placement = Placement()
     placement.prompts(0, samples=6)

@@ -100,7 +100,7 @@ def test_replica_begins_under_newer_weights_while_others_finish() -> None:
     assert rig.replica.idle
 
 
-def test_replica_answers_questions_under_the_version_that_they_name() -> None:
+def test_replica_answers_questions_under_their_version() -> None:
     rig = Rig(steps=2)
     rig.publish(0)
     rig.publish(1)
