@@ -64,9 +64,10 @@ def test_synchronous_schedule_trains_on_newest_weights(
     assert staleness == {0: TRAINED}
 
 
-@pytest.mark.parametrize(
-    "generated", ["placement.refresh=slot placement.replica_batch=16 rollout.slots=4"], indirect=True
-)
+SLOTS = "placement.refresh=slot placement.replica_batch=16 rollout.slots=4"
+
+
+@pytest.mark.parametrize("generated", [SLOTS], indirect=True)
 def test_slots_run_trajectories_of_two_versions_at_once(generated: tuple[list[Trajectory], dict[int, int]]) -> None:
     trajectories, _ = generated
     assert {len(each.version_spans) for each in trajectories} == {1}
