@@ -61,6 +61,15 @@ def test_resumed_run_rejects_other_settings() -> None:
         check_resumable(before, parse_config({"trainer": {"optimizer_steps": 3}}, "test"))
 
 
+def test_replaced_key_excuses_nothing_that_only_begins_like_it() -> None:
+    before, after = (parse_config({"trainer": {"learner": {"learning_rate": rate}}}, "test") for rate in (0.1, 0.2))
+    for replaced in ("trainer.learner", "trainer.learner.learning_rate"):
+        check_resumable(before, after, [replaced])
+    for replaced in ("trainer.learn", "trainer.learner.learning", "trainer.learner.learning_rate_warmup"):
+        with pytest.raises(ConfigError, match=r"trainer\.learner\.learning_rate cannot change"):
+            check_resumable(before, after, [replaced])
+
+
 def test_resumed_run_keeps_the_shares_of_its_batches() -> None:
     before = parse_config({"trainer": {"ranks": 4}}, "test")
     with pytest.raises(ConfigError, match=r"has 4 shares, .* at most 4: set trainer\.batch_shares = 4, too"):

@@ -1,0 +1,49 @@
+"""A respawner keeps its role running while the disk of the run is full."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from small_disk import fill, small_disk
+
+from pipelines.inspect.submissions import Submission, read_submission
+from pipelines.run.submission import respawner
+from pipelines.run.submission.respawner import Respawner
+
+TWICE = """
+if [ -e {first} ]; then rm {filler}; exit 0; fi
+touch {first}
+exit 1
+"""
+"""A role that ends with an error first; when it runs again, the disk has room once more, and it drains."""
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """The signal handlers of this process, which a respawner replaces."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_respawner_goes_on_with_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with small_disk(tmp_path / "run", 512) as folder:
+        submission = Submission(folder, "score", 0, "embedded")
+        for file in (submission.file, submission.log):
+            file.parent.mkdir(parents=True)
+        submission.log.write_text("laminar: no Kafka\n")
+        (folder / "submitted" / "first").touch()
+        fill(folder)
+        script = TWICE.format(first=tmp_path / "first", filler=folder / "filler")
+        monkeypatch.setattr(respawner, "LAMINAR", ("sh", "-c", script, "sh"))
+        respawning = Respawner(submission)
+        respawning.run()
+        written = read_submission(submission.file)
+        assert (written.state, written.restarts) == ("ended", 1)
+        assert written.last_error is not None
+        assert written.last_error.startswith("its log is empty")
