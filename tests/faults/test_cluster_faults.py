@@ -9,7 +9,18 @@ import pytest
 from faults.cluster_run import survive
 from faults.network import NoNetwork
 
-FAULTS = (("partition", "k2"), ("kill", "k3"), ("pause", "r1"), ("kill", "r2"))
+FAULTS = (
+    *(("partition", "k2"), ("kill", "k3"), ("pause", "r1"), ("kill", "r2")),
+    *(
+        ("one-way partition", "k1"),
+        ("delay", "r2"),
+        ("loss", "r1"),
+        ("bandwidth", "k3"),
+        ("pause", "k1"),
+        ("kill", "r1"),
+    ),
+)
+"""Each kind, and the death of each host of roles; `tests/soak/fault_campaign.py` draws more than a hundred."""
 
 
 @pytest.mark.slow
