@@ -65,7 +65,5 @@ def _frames(config: Config) -> dict[str, MessageFrame]:
 def _backend(config: Config, process: int) -> BackendSpec:
     if config.emulated:
         return EmulatedSpec(config.rollout, config.run.time_scale, config.relay.keep_versions)
-    model, store = config.model_folder(), store_folder(config)
-    if config.rollout.engine == "vllm":
-        return VllmSpec(config.rollout, model, store, process)
-    return TransformersSpec(config.rollout, model, store, process)
+    spec = VllmSpec if config.rollout.engine == "vllm" else TransformersSpec
+    return spec(config.rollout, config.model_folder(), store_folder(config), process)
