@@ -27,6 +27,11 @@ class Rules:
     repack: bool
     round_batches: int = 1
 
+    @property
+    def refreshes_at_once(self) -> bool:
+        """Whether replicas load newer weights without becoming empty."""
+        return self.refresh in ("interrupt", "slot")
+
 
 SCHEDULES: Mapping[Schedule, Rules] = {
     "laminar": Rules(None, "drain", repack=True),

@@ -92,7 +92,7 @@ class Dispatcher:
         lost, head = table.lost("evaluation"), self._head("evaluation")
         if busy == 0:
             replica.end_evaluation()
-        first = lost[0].work if lost else head
+        first = self._first_question()
         if first is not None and self._is_free(replica) and self._evaluation_room(replica, first.prompt.policy_version):
             replica.target = first.prompt.policy_version
         version = replica.target or replica.status.policy_version
@@ -103,6 +103,11 @@ class Dispatcher:
             sent.append(self._assign(waiting.pop("evaluation"), replica))
             head = self._head("evaluation")
         return sent
+
+    def _first_question(self) -> Work | None:
+        """The next evaluation work: lost work comes first."""
+        lost = self._tracking.table.lost("evaluation")
+        return lost[0].work if lost else self._head("evaluation")
 
     def _evaluation_room(self, replica: TrackedReplica, version: PolicyVersion | None) -> int:
         """How many questions under `version` it may get: those of its turn, if training waits for other weights."""
@@ -121,8 +126,7 @@ class Dispatcher:
 
     def _drain_for_evaluation(self, running: Sequence[TrackedReplica]) -> Owner | None:
         """The replica to drain for evaluation; it stays the same until it is free."""
-        never_empty = self._rules.refresh in ("interrupt", "slot")
-        if not never_empty or not self._has("evaluation") or any(each.target for each in running):
+        if not self._rules.refreshes_at_once or not self._has("evaluation") or any(each.target for each in running):
             return None
         if self._rules.refresh == "slot" and any(self._may_reach(replica) for replica in running):
             return None
@@ -132,8 +136,7 @@ class Dispatcher:
 
     def _may_reach(self, replica: TrackedReplica) -> bool:
         """Whether `replica` has not passed the version of the next evaluation work yet, so that it needs no drain."""
-        lost, head = self._tracking.table.lost("evaluation"), self._head("evaluation")
-        first = lost[0].work if lost else head
+        first = self._first_question()
         version = None if first is None else first.prompt.policy_version
         return version is not None and (replica.version is None or replica.version <= version)
 
@@ -221,7 +224,7 @@ class Dispatcher:
         version, newest = replica.version, self._tracking.newest
         if version is None or newest is None or self._is_moving(owner) or owner == self._draining:
             return 0
-        if version < newest and self._rules.refresh not in ("interrupt", "slot"):
+        if version < newest and not self._rules.refreshes_at_once:
             return self._room_ahead(replica)
         if self._rules.refresh != "drain":
             return self._room(replica)

@@ -6,7 +6,17 @@ from placement_harness import Placement, assigned, names
 from record_factories import prompt, trajectory
 
 from operators.placement.config import PlacementConfig
-from schemas.records import Assignment
+from schemas.records import Assignment, PolicyVersion
+
+
+def with_a_newer_version() -> tuple[Placement, PolicyVersion, PolicyVersion]:
+    """One replica has two trajectories under the first of these versions when the second is published."""
+    placement = Placement(refresh="slot")
+    placement.prompts(0, samples=2)
+    older = placement.publish(0)
+    placement.beat(0, older)
+    assert names(placement.run()) == ["p0.0", "p0.1"]
+    return placement, older, placement.publish(1)
 
 
 def test_slots_get_work_before_newer_weights_arrive() -> None:
@@ -34,12 +44,7 @@ def test_slots_repack_nothing() -> None:
 
 def test_slots_answer_questions_of_the_version_they_reach() -> None:
     """No replica is drained for it: training goes on until the version is there, and beside it."""
-    placement = Placement(refresh="slot")
-    placement.prompts(0, samples=2)
-    older = placement.publish(0)
-    placement.beat(0, older)
-    assert names(placement.run()) == ["p0.0", "p0.1"]
-    newer = placement.publish(1)
+    placement, older, newer = with_a_newer_version()
     placement.questions(7, under=newer)
     placement.prompts(1, samples=1)
     placement.beat(0, older)
@@ -49,12 +54,7 @@ def test_slots_answer_questions_of_the_version_they_reach() -> None:
 
 
 def test_slots_drain_for_a_version_that_all_have_passed() -> None:
-    placement = Placement(refresh="slot")
-    placement.prompts(0, samples=2)
-    older = placement.publish(0)
-    placement.beat(0, older)
-    assert names(placement.run()) == ["p0.0", "p0.1"]
-    newer = placement.publish(1)
+    placement, older, newer = with_a_newer_version()
     placement.questions(7, under=older)
     placement.prompts(1, samples=1)
     placement.beat(0, newer)
