@@ -155,10 +155,10 @@ class Config:
         self._check_agents([task.environment for task in mixture])
         if all(task.name or task.source == "reasoning_gym" for task in mixture):  # else rows name their tasks
             self.score.check_tasks([task.task_name for task in mixture])
-        for role, shards in (("score", self.score.shards), ("experience", self.experience.shards)):
-            if shards > self.kafka.partitions:
-                most = f"at most kafka.partitions, which is {self.kafka.partitions}"
-                raise ValueError(f"{role}.shards is {shards}, but must be {most}: each shard needs a partition")
+        shards = {f"{key}.shards": getattr(self, key).shards for key in ("score", "experience")}
+        for key, count in (shards | {"experience.max_shards": self.experience.max_shards}).items():
+            if count > (most := self.kafka.partitions):
+                raise ValueError(f"{key} is {count}, but each shard needs a partition: kafka.partitions is {most}")
         if self.emulated_training and self.trainer.shares > 1:
             found = f"{self.trainer.ranks} and {self.trainer.shares}"
             raise ValueError(f"trainer.ranks and trainer.batch_shares must be 1 for an emulated trainer, not {found}")

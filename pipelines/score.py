@@ -9,7 +9,8 @@ from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
 from operators.score.score_trajectories import ScoreTrajectories
 from pipelines.config import Config
-from pipelines.shards import score_source, shard_numbers
+from pipelines.sharded_sources import score_source
+from pipelines.shards import shard_numbers
 
 
 def build(pipeline: beam.Pipeline, config: Config, shard: int | None = None) -> None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from infra.files import create_secret
-from infra.kafka.session_config import SessionConfig
 from infra.machine import GATEWAY_URL
 from infra.store.ownership import choose_store_folder
 from operators.io.config import ShardConfig, TopicInput
 from pipelines.config import Config
-from schemas.identity import LETTERS
-from schemas.topics import EXPERIENCES, TRAJECTORIES, Topic
+from schemas.topics import Topic
 
 COUNTERS_S = 10.0
 """Seconds between two reports of a role's counters: every scrape of 15 s sees new ones."""
@@ -78,32 +75,6 @@ def shard_numbers(pipeline: str, shards: int, shard: int | None) -> tuple[int, .
     return (shard,)
 
 
-def score_source(config: Config, shard: int) -> ShardConfig:
-    """The source of shard `shard` of score: its own partitions of both topics."""
-    shards = config.score.shards
-    own = partitions_of(config, TRAJECTORIES)[shard::shards]
-    return shard_config(
-        config,
-        "score",
-        TopicInput(TRAJECTORIES, own, blocks=True),
-        ledger=(EXPERIENCES,),
-        ledger_partitions=own,
-        ledger_keys=rf"[{LETTERS['train']}{LETTERS['evaluation']}]\d+",  # other rows are imported
-        index=shard,
-        shards=shards,
-        slow_poll=True,
-    )
-
-
-def score_sessions(config: Config) -> Callable[[int, int], SessionConfig]:
-    """The session of a shard of score in a layout of so many shards."""
-
-    def session(shard: int, shards: int) -> SessionConfig:
-        return score_source(replace(config, score=replace(config.score, shards=shards)), shard).session()
-
-    return session
-
-
 def topic_input(config: Config, topic: Topic, **options: str | bool | int | tuple[str, ...]) -> TopicInput:
     """All partitions of `topic` as an input; `options` are those of TopicInput."""
     return TopicInput(topic, partitions_of(config, topic), **options)  # type: ignore[arg-type]
@@ -114,7 +85,7 @@ def partitions_of(config: Config, topic: Topic) -> tuple[int, ...]:
     counts = {
         "one": 1,
         "shards": config.kafka.partitions,
-        "batch shares": config.trainer.shares * config.experience.shards,
+        "batch shares": config.trainer.shares * config.experience.divisions,
         "replicas": config.inboxes,
     }
     return tuple(range(counts[topic.partitions]))

@@ -18,7 +18,7 @@ def build(pipeline: beam.Pipeline, config: Config, rank: int = 0) -> None:
     """Rank 0 consumes batches, relay and relay-chain, and produces relay and metrics; other ranks consume batches."""
     if not 0 <= rank < config.trainer.ranks:
         raise ValueError(f"rank {rank} does not exist: trainer.ranks is {config.trainer.ranks}")
-    inputs = [TopicInput(BATCHES, config.trainer.partitions_of(rank, config.experience.shards))]
+    inputs = [TopicInput(BATCHES, config.trainer.partitions_of(rank, config.experience.divisions))]
     if rank == 0:
         inputs.append(topic_input(config, RELAY))
         inputs += [] if config.emulated_training else [topic_input(config, RELAY_CHAIN, start="earliest")]

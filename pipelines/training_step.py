@@ -21,7 +21,7 @@ def training_step(config: Config, source: ShardConfig, rank: int) -> tuple[FoldS
     """The step of `rank` over `source`, and `source` as it is read: from the newest checkpoint on."""
     if config.emulated_training:
         scale, stride = config.run.time_scale, config.rollout.emulation.stride
-        return EmulateTraining(config.trainer, source, scale, stride, config.experience.shards), source
+        return EmulateTraining(config.trainer, source, scale, stride, config.experience.divisions), source
     from operators.trainer.publishing import PublishSettings
     from operators.trainer.train_batches import TrainBatches  # deferred: imports torch
     from operators.trainer.train_follower import TrainFollower
@@ -34,7 +34,7 @@ def training_step(config: Config, source: ShardConfig, rank: int) -> tuple[FoldS
             model=config.model_folder(),
             checkpoints=checkpoints,
             rank=rank,
-            shards=config.experience.shards,
+            divisions=config.experience.divisions,
             dtype=config.rollout.weights_dtype,
             longest=longest_sequence(config),
         )
@@ -54,7 +54,7 @@ def training_step(config: Config, source: ShardConfig, rank: int) -> tuple[FoldS
             config.relay.deltas,
             config.relay.tls(),
         ),
-        shards=config.experience.shards,
+        divisions=config.experience.divisions,
         dtype=config.rollout.weights_dtype,
         longest=longest_sequence(config),
     )

@@ -28,9 +28,9 @@ class Topic:
     """What one topic carries.
 
     `record_names` are names of record classes. `partitions` names the count that a run's configuration gives: one,
-    shards, batch shares (times the shards of the experience buffer) or replicas. `if_a_writer_dies` says, for a topic
-    with several writing processes, why the open transaction of a dead writer does no harm to the readers of the others.
-    A topic that is not `transactional` is written by plain producers only, so its readers never wait for a transaction:
+    shards, batch shares (times the divisions of the experience buffer) or replicas. `if_a_writer_dies` says, for a
+    topic with several writing processes, why the open transaction of a dead writer harms no readers of the others. A
+    topic that is not `transactional` is written by plain producers only, so its readers never wait for a transaction:
     placement decides which replicas are alive from `replicas`. `retention` says what Kafka deletes by itself: nothing
     before a trim, all but the newest record of each key, or records older than the run's window for measurements.
     """
@@ -169,7 +169,7 @@ BATCHES = Topic(
     "batch",
     ("experience",),
     ("trainer",),
-    "a shard's part of a global batch is one transaction of micro-batches; partition = share × shards + shard",
+    "a shard's part of a global batch is one transaction of micro-batches; partition = share × divisions + division",
     "each partition has one writer, its shard of the buffer",
     partitions="batch shares",
 )
@@ -354,9 +354,9 @@ def inbox_partition(replica: int) -> int:
     return replica
 
 
-def batch_partitions(share: int, shards: int) -> range:
-    """The partitions of `batches` with share `share` of each batch, one per shard of the buffer, in their order."""
-    return range(share * shards, (share + 1) * shards)
+def batch_partitions(share: int, divisions: int) -> range:
+    """The partitions of `batches` with share `share` of each batch, one per division of the buffer, in their order."""
+    return range(share * divisions, (share + 1) * divisions)
 
 
 def run_prefix(run: str) -> str:

@@ -3,7 +3,7 @@
 1. Every old shard is retired: a session of it, which fences its process, seals its note. From then on the shard cannot
    start, so the sealed notes are final.
 2. One transaction writes the notes of all new shards: each partition's offset and floor from the note of the old shard
-   that had it, and the step's state, divided by `split`.
+   that had it (the lowest if several read it), and the step's state, divided by `split`.
 
 What was written before is read under the old layout: retiring a shard recovers it as any start does. After an interrupt
 the change is repeated. Two processes that change a role at once fence each other, and the second finds it changed.
@@ -98,9 +98,9 @@ def _new_notes(
             config,
             Note(
                 own.start,
-                _chosen((note.ledger for note in old), {name_of(place) for place in config.ledger}),
+                _lowest((note.ledger for note in old), {name_of(place) for place in config.ledger}),
                 split([note.state for note in old], own.state, shard, shards),
-                _chosen((note.offsets for note in old), inputs),
+                _lowest((note.offsets for note in old), inputs),
                 own.commit,
                 _highest([own.written, *(note.written for note in old)]),
                 shards,
@@ -108,16 +108,19 @@ def _new_notes(
         )
 
 
-def _chosen(offsets: Iterable[Mapping[str, int]], places: set[str]) -> dict[str, int]:
-    """The offsets of `places`, each of which only one of the old shards had."""
-    return {place: offset for each in offsets for place, offset in each.items() if place in places}
+def _lowest(offsets: Iterable[Mapping[str, int]], places: set[str]) -> dict[str, int]:
+    return {place: offset for place, offset in _merged(offsets, min).items() if place in places}
 
 
 def _highest(offsets: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    return _merged(offsets, max)
+
+
+def _merged(offsets: Iterable[Mapping[str, int]], choose: Callable[[int, int], int]) -> dict[str, int]:
     merged: dict[str, int] = {}
     for each in offsets:
         for place, offset in each.items():
-            merged[place] = max(offset, merged.get(place, offset))
+            merged[place] = choose(offset, merged.get(place, offset))
     return merged
 
 

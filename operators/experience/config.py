@@ -93,10 +93,15 @@ class ExperienceConfig(CheckedSettings):
     seed: int = 0
     """Seed of samplers that draw."""
     shards: PositiveInt = 1
-    """Number of processes of the buffer: shard k has the partitions p of experiences with p mod `shards` = k. Fixed for
-    a run."""
+    """Number of processes of the buffer, which share the partitions of experiences. It may change when a run is
+    resumed, up to `max_shards`."""
+    max_shards: NonNegativeInt = 0
+    """How many shards the run may ever have: each batch has so many parts. 0: `shards`, whose number is then fixed for
+    the run."""
 
     def _check(self) -> None:
+        if self.max_shards and self.max_shards < self.shards:
+            raise ValueError(f"max_shards must be 0 or at least shards ({self.shards}), not {self.max_shards}")
         if self.over_age == "wait":
             self._check_wait()
         for key, component, known, base in (
@@ -106,6 +111,11 @@ class ExperienceConfig(CheckedSettings):
         ):
             if not component.is_custom:  # a user's class is imported only in the process that runs it
                 make_component(key, component, known, base)
+
+    @property
+    def divisions(self) -> int:
+        """The number of divisions of the buffer, see BufferLayout."""
+        return self.max_shards or self.shards
 
     def make_sampler(self) -> Sampler:
         """The sampler. Raises ValueError if a user's class is not a Sampler."""
@@ -122,8 +132,9 @@ class ExperienceConfig(CheckedSettings):
 
     def _check_wait(self) -> None:
         """Raise ValueError for settings that contradict `over_age = "wait"`, which orders groups by prompt number."""
-        if self.shards > 1:
-            raise ValueError(f"over_age = 'wait' needs shards = 1, not {self.shards}: one process orders the groups")
+        if self.divisions > 1:
+            setting = f"shards = 1, not {self.shards}" if self.shards > 1 else f"max_shards = 0, not {self.max_shards}"
+            raise ValueError(f"over_age = 'wait' needs {setting}: one process orders the groups")
         if self.sampler.name != "fifo":
             raise ValueError(
                 f"over_age = 'wait' needs sampler 'fifo', not {self.sampler.name!r}: groups leave by prompt number"

@@ -13,18 +13,21 @@ import numpy as np
 from infra.clocks import wall_ms
 from infra.runners.step_metrics import phase
 from operators.experience.batch_context import BatchContext
+from operators.experience.buffer_layout import BufferLayout
 from operators.experience.buffer_metrics import BufferMetrics, by_component, by_task
 from operators.experience.config import ExperienceConfig
 from operators.experience.curriculum import Curricula, Curriculum
+from operators.experience.group_clock import GroupClock
 from operators.experience.groups import Group, Groups
 from operators.experience.members import ExperienceBlock, GroupMember, RowRun, runs_of, staleness_of
-from operators.experience.pack_batches import SelectedBatch
+from operators.experience.pack_batches import SelectedBatch, divide
 from operators.experience.settlements import PromptOrder, SettlementLedger
 from operators.experience.shard_coordination import ShardCoordinator
 from operators.experience.trainable import ANY_TOKEN, Untrainable, untrainable
 from operators.io.dead_letters import dead_letter
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored, ShardFold
 from operators.io.pending import PendingOffsets
+from schemas.metric_labels import LATER_PARTS, SHARD, SHARDS
 from schemas.records import (
     BatchProposal,
     BatchSelection,
@@ -36,29 +39,6 @@ from schemas.records import (
     WeightVersion,
 )
 from schemas.topics import BATCH_ASSEMBLY, CURRICULUM, EXPERIENCES, LEVEL_REQUEST, METRICS, SETTLED, SUCCESS
-
-
-class GroupClock:
-    """Seconds of `clock` (monotonic) without the times between `stop` and `go`; both may be repeated."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._stopped_at: float | None = None
-        self._stopped_s = 0.0
-
-    def __call__(self) -> float:
-        return (self._clock() if self._stopped_at is None else self._stopped_at) - self._stopped_s
-
-    def stop(self) -> None:
-        if self._stopped_at is None:
-            self._stopped_at = self._clock()
-
-    def go(self) -> None:
-        """Let a stopped clock continue."""
-        if self._stopped_at is not None:
-            self._stopped_s += self._clock() - self._stopped_at
-            self._stopped_at = None
-
 
 log = logging.getLogger(__name__)
 
@@ -72,13 +52,14 @@ class MakeBatches:
 
     A batch has at least `global_batch` trajectories, all trainable. An untrainable trajectory is settled when it
     arrives (and is a dead letter if it is malformed), and its group completes without it. If failures leave only one
-    member of a group, it is dropped. Staleness is measured here,
-    at consumption: newest announced version minus the version that generated.
+    member of a group, it is dropped. Staleness is measured here, at consumption: newest announced version minus the
+    version that generated.
 
     `partitions` is the partition count of the topics keyed by group; each of `config.shards` has its own share of them
-    (see `shard_coordination`). `shares` is the trainer's number of shares of a batch; `levels` the number of curriculum
-    levels by task; `vocabulary` the model's in tokens (None: only the trainer detects unknown tokens, at the cost of a
-    batch); `rewards_failures` says by task whether failed trajectories have a reward to train (see `untrainable`).
+    (see `buffer_layout` and `shard_coordination`). `shares` is the trainer's number of shares of a batch; `levels` the
+    number of curriculum levels by task; `vocabulary` the model's in tokens (None: only the trainer detects unknown
+    tokens, at the cost of a batch); `rewards_failures` says by task whether failed trajectories have a reward to train
+    (see `untrainable`).
     """
 
     config: ExperienceConfig
@@ -95,11 +76,12 @@ class MakeBatches:
         clock: Callable[[], float] = time.monotonic,
     ) -> _Buffering:
         """The state at a start: from the commit note and the Settled records read back."""
-        settlements = SettlementLedger.restored(restored, self.partitions, restored.shard, self.config.shards)
+        layout = BufferLayout(self.partitions, self.config.divisions, self.config.shards, restored.shard)
+        settlements = SettlementLedger.restored(restored, layout)
         window = self.config.make_sampler().success_window
         curricula = Curricula(self.levels, restored.state.get("curriculum"), window)
         metrics = BufferMetrics(restored.group)
-        return _Buffering(self, restored.shard, settlements, curricula, restored.state, metrics, now, clock)
+        return _Buffering(self, layout, settlements, curricula, restored.state, metrics, now, clock)
 
 
 class _Buffering(ShardFold):
@@ -108,7 +90,7 @@ class _Buffering(ShardFold):
     def __init__(
         self,
         step: MakeBatches,
-        shard: int,
+        layout: BufferLayout,
         settlements: SettlementLedger,
         curricula: Curricula,
         state: Mapping[str, Any],
@@ -116,7 +98,7 @@ class _Buffering(ShardFold):
         now: Callable[[], int] = wall_ms,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._config, self._shares = step.config, step.shares
+        self._config, self._shares, self._layout = step.config, step.shares, layout
         self._vocabulary, self._rewards_failures = step.vocabulary or ANY_TOKEN, step.rewards_failures
         self._writers = step.config.make_writers()
         self._sampler = step.config.make_sampler()
@@ -125,9 +107,7 @@ class _Buffering(ShardFold):
         self._settlements, self._curricula = settlements, curricula
         self._now, self._clock = now, GroupClock(clock)
         self._batch = state.get("batch", 0)
-        self._coordinator = ShardCoordinator(
-            shard, step.config.shards, step.partitions, step.config.global_batch, bool(self._evictions), state
-        )
+        self._coordinator = ShardCoordinator(layout, step.config.global_batch, bool(self._evictions), state)
         self._groups = Groups()
         self._pending = PendingOffsets()
         newest = state.get("newest")
@@ -149,7 +129,7 @@ class _Buffering(ShardFold):
                 if polled.records:
                     self._evict()
             with phase("sample batches"):
-                outputs += self._make_batches() if self._coordinator.shards == 1 else self._propose()
+                outputs += self._make_batches() if self._coordinator.alone else self._propose()
                 outputs += self._curriculum_outputs()
                 outputs += self._unfilled_metric()
         dead_letters, self._dead_letters = self._dead_letters, []
@@ -184,7 +164,8 @@ class _Buffering(ShardFold):
             case BatchProposal() | BatchSelection():
                 self._coordinator.handle(received)
             case LevelSuccess() as success:
-                self._curricula.handle_success(success, self._coordinator.shard)
+                if success.shard < self._layout.shards:  # else of a shard that no longer exists
+                    self._curricula.handle_success(success, self._layout.shard)
             case _:
                 self._add(received)
 
@@ -289,11 +270,11 @@ class _Buffering(ShardFold):
             self._more = taken is not None
             if taken is None:
                 break
-            outputs += self._make_batch([member for group in taken for member in group.members], self._newest)
+            outputs += self._make_batch(self._batch, taken, self._newest)
         return outputs
 
     def _propose(self) -> list[Output]:
-        """With several shards, instead of `_make_batches`: propose groups, until a batch's worth is proposed."""
+        """With several divisions, instead of `_make_batches`: propose groups, until a batch's worth is proposed."""
         proposed: list[Group] = []
         missing = self._config.global_batch - self._groups.proposed_members
         if missing > 0 and self._groups.ready:
@@ -301,46 +282,52 @@ class _Buffering(ShardFold):
         return list(self._coordinator.propose(proposed, self._newest, self._now()))
 
     def _handle_selections(self) -> list[Output | SelectedBatch]:
-        """This shard's part of each selected batch. It has read its input again, so all proposed groups are here."""
+        """This shard's parts of each selected batch. It has read its input again, so all proposed groups are here."""
         for number in self._coordinator.proposed & self._groups.open.keys():
             self._settlements.mark_left(number)  # proposed with the members it had: further ones are late
             self._groups.add_proposed(self._groups.close(number, self._batch))
         outputs: list[Output | SelectedBatch] = []
-        for selection in self._coordinator.selections(lambda: self._batch):
-            newest = selection.newest_version
-            if selection.batch is None:
+        for batch, selected, divisions, newest in self._coordinator.selections():
+            groups = self._groups.take_proposed(selected)
+            if batch is None:
                 if newest is not None and newest.number <= self._batch:  # a higher version number cannot exist
                     self._newest = max(filter(None, (self._newest, newest)))
-                for group in self._groups.take_proposed(selection.groups):
+                for group in groups:
                     self._groups.make_ready(group)
                 continue
-            groups = self._groups.take_proposed(selection.groups)
-            if len(groups) < len(selection.groups):
-                log.error("batch %d lacks selected groups: this shard does not hold them", self._batch)
-            outputs += self._make_batch([member for group in groups for member in group.members], newest)
+            if len(groups) < len(selected):
+                log.error("batch %d lacks selected groups: this shard does not hold them", batch)
+            outputs += self._make_batch(batch, groups, newest, divisions)
         refused, self._coordinator.refused = self._coordinator.refused, []
         return outputs + [dead_letter(received, "make batches", reason, self._now()) for received, reason in refused]
 
-    def _make_batch(self, members: Sequence[GroupMember], newest: PolicyVersion | None) -> list[Output | SelectedBatch]:
-        """The next batch; `newest` is the newest version announced when the batch was decided."""
+    def _make_batch(
+        self, number: int, groups: Sequence[Group], newest: PolicyVersion | None, divisions: Sequence[int] = (0,)
+    ) -> list[Output | SelectedBatch]:
+        """The parts of `divisions` of batch `number`, which are `groups`; `newest` is the newest version announced when
+        the batch was decided."""
+        members = [member for group in groups for member in group.members]
         runs = list(runs_of(members))
         staleness = staleness_of(runs, newest)
-        selected = SelectedBatch(self._batch, tuple(members), staleness, self._coordinator.shard)
-        self._settle(runs, "batched", "", staleness, self._batch)
+        selected = divide(SelectedBatch(number, tuple(members), staleness), divisions, self._layout)
+        self._settle(runs, "batched", "", staleness, number)
         over_age = float((staleness > self._config.max_staleness).sum())
-        others = {**self._metric_values(), **by_task(runs), **by_component(runs), "over_age": over_age}
-        metric = self._metrics.metric(self._batch, runs, staleness, self._groups, others, self._now())
-        self._batch += 1
-        return [selected, Output(METRICS, "experience", metric)]
+        # Parts that are later than the others of this shard do not replace the metric of those.
+        later = {} if len(divisions) == len(self._layout.own_divisions) else {LATER_PARTS: float(divisions[0])}
+        others = {**self._metric_values(), **later, **by_task(runs), **by_component(runs), "over_age": over_age}
+        metric = self._metrics.metric(number, runs, staleness, self._groups, others, self._now())
+        self._batch = max(self._batch, number + 1)
+        return [*selected, Output(METRICS, "experience", metric)]
 
     def _metric_values(self) -> dict[str, float]:
         """Values of every metric, with a batch or without."""
-        shard = {"shard": float(self._coordinator.shard)} if self._coordinator.shards > 1 else {}
+        layout = self._layout
+        shard = {} if layout.divisions == 1 else {SHARD: float(layout.shard), SHARDS: float(layout.shards)}
         return {**self._curricula.values(), **shard}
 
     def _unfilled_metric(self) -> list[Output]:
         """A metric if no batch can be filled, though trajectories arrive."""
-        alone = self._coordinator.shards == 1 and self._prompt_order is None and not self._more  # else groups may wait
+        alone = self._coordinator.alone and self._prompt_order is None and not self._more  # else groups may wait
         left_out = sum(len(group.members) for group in self._groups.ready) if alone else 0
         held, batch, values = self._groups, self._config.global_batch, self._metric_values()
         metric = self._metrics.unfilled_metric(self._batch, batch, held, left_out, values, self._now())
@@ -348,8 +335,8 @@ class _Buffering(ShardFold):
 
     def _curriculum_outputs(self) -> list[Output]:
         """Success reports, if there are several shards; from the first shard also the sampler's level requests."""
-        shard, now = self._coordinator.shard, self._now()
-        reports = self._curricula.reports(shard, now) if self._coordinator.shards > 1 else ()
+        shard, now = self._layout.shard, self._now()
+        reports = self._curricula.reports(shard, now) if self._layout.shards > 1 else ()
         outputs = [Output(BATCH_ASSEMBLY, SUCCESS, report) for report in reports]
         if shard:
             return outputs

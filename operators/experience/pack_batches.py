@@ -1,4 +1,4 @@
-"""PackMicroBatches: the micro-batches of a selected batch, one partition for each share and shard.
+"""PackMicroBatches: the micro-batches of a selected batch, one partition for each share and division.
 
 A micro-batch is concatenated sequences in parts of bounded size; every share has equally many.
 """
@@ -6,7 +6,7 @@ A micro-batch is concatenated sequences in parts of bounded size; every share ha
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from operator import sub
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from operators.experience.buffer_layout import BufferLayout
 from operators.experience.members import GroupMember, RowRun, gather_column, runs_of
 from operators.io.elements import Output
 from operators.io.map_outputs import MapOutputs
@@ -26,7 +27,7 @@ from schemas.topics import BATCHES, batch_partitions
 
 @dataclass(frozen=True, slots=True)
 class SelectedBatch:
-    """The members of global batch `number` that `shard` of the buffer has selected; `staleness` is aligned with them.
+    """The part of global batch `number` that `division` of the buffer has; `staleness` is aligned with the members.
 
     The fold has settled them, so the batch must be written in the same transaction.
     """
@@ -34,22 +35,34 @@ class SelectedBatch:
     number: int
     members: tuple[GroupMember, ...]
     staleness: np.ndarray
-    shard: int = 0
+    division: int = 0
+
+
+def divide(batch: SelectedBatch, divisions: Sequence[int], layout: BufferLayout) -> list[SelectedBatch]:
+    """The part that each of `divisions` has of `batch`, whose groups are all theirs."""
+    if len(divisions) == 1:
+        return [replace(batch, division=divisions[0])]
+    division_of = np.array([layout.division_of(member.number) for member in batch.members], np.int64)
+    rows = {division: np.flatnonzero(division_of == division) for division in divisions}
+    return [
+        SelectedBatch(batch.number, tuple(batch.members[row] for row in own), batch.staleness[own], division)
+        for division, own in rows.items()
+    ]
 
 
 class PackMicroBatches(MapOutputs):
     """Packs selected batches into micro-batches of at most `budget` tokens, equally many in each of `shares` shares.
 
-    Each of `shards` shards of the buffer has one partition of each share.
+    Each of the buffer's `divisions` has one partition of each share.
     """
 
     writes = (BATCHES,)
 
-    def __init__(self, budget: int, shares: int, shards: int = 1) -> None:
-        super().__init__(partial(pack_batches, budget=budget, shares=shares, shards=shards), count_batches)
+    def __init__(self, budget: int, shares: int, divisions: int = 1) -> None:
+        super().__init__(partial(pack_batches, budget=budget, shares=shares, divisions=divisions), count_batches)
 
 
-def pack_batches(outputs: Sequence[Any], budget: int, shares: int, shards: int = 1) -> list[Any]:
+def pack_batches(outputs: Sequence[Any], budget: int, shares: int, divisions: int = 1) -> list[Any]:
     """The micro-batches of the selected batches in `outputs`; all other outputs stay, in their place."""
 
     def packed(output: Any) -> Iterator[Any]:
@@ -58,7 +71,7 @@ def pack_batches(outputs: Sequence[Any], budget: int, shares: int, shards: int =
             return
         by_share = pack(output.number, output.members, output.staleness, budget, shares)
         for share, parts in enumerate(by_share):
-            partition = batch_partitions(share, shards)[output.shard]
+            partition = batch_partitions(share, divisions)[output.division]
             yield from (Output(BATCHES, str(output.number), part, partition) for part in parts)
 
     return [each for output in outputs for each in packed(output)]
@@ -66,7 +79,7 @@ def pack_batches(outputs: Sequence[Any], budget: int, shares: int, shards: int =
 
 def count_batches(outputs: Sequence[Any], _: Sequence[Any]) -> dict[str, int]:
     """The counter of the step: batches. The fold counts their trajectories, the sink their micro-batches."""
-    batches = sum(isinstance(output, SelectedBatch) for output in outputs)
+    batches = len({output.number for output in outputs if isinstance(output, SelectedBatch)})
     return {"batches": batches} if batches else {}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from operators.experience.buffer_layout import BufferLayout
 from operators.experience.groups import Group
 from operators.experience.members import RowRun
 from operators.io.elements import Restored
@@ -18,7 +19,6 @@ from operators.io.ledger import TrajectoryLedger
 from schemas.block import Block
 from schemas.identity import Purpose, is_trajectory_id, parse_trajectory_id
 from schemas.records import Outcome, Settled
-from schemas.topics import partition_of
 
 
 class SettlementLedger:
@@ -38,15 +38,14 @@ class SettlementLedger:
         self._columns: dict[str, list[Any]] = defaultdict(list)
 
     @classmethod
-    def restored(cls, restored: Restored, partitions: int, shard: int = 0, shards: int = 1) -> SettlementLedger:
-        """The ledger at a start of `shard`: from the last commit note and this shard's own Settled records."""
-        settlements = cls(TrajectoryLedger(partitions, restored.state.get("settled")))
+    def restored(cls, restored: Restored, layout: BufferLayout) -> SettlementLedger:
+        """The ledger at a start: from the last commit note and the Settled records of this shard's groups."""
+        settlements = cls(TrajectoryLedger(layout.partitions, restored.state.get("settled")))
         settled = [received.record for received in restored.ledger if is_trajectory_id(received.record.trajectory_id)]
         for record in settled:
             key = parse_trajectory_id(record.trajectory_id)
-            own = partition_of(key.number, partitions) % shards == shard
-            if own and key.purpose != "evaluation":  # evaluation settles its own trajectories in the same topic
-                number = key.number if key.purpose == "train" else ~key.number
+            number = key.number if key.purpose == "train" else ~key.number
+            if layout.owns(number) and key.purpose != "evaluation":  # which settles its own in the same topic
                 if record.group_closed:
                     settlements._left.add(number)
                 if record.outcome == "failed":

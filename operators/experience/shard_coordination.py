@@ -2,21 +2,23 @@
 
 Each shard proposes groups that are ready, one batch's worth at most, so that a batch can be made even if all its groups
 are in one shard. The first shard selects the proposed groups for batch after batch, in the order of the log. Each shard
-writes and settles its part of every selected batch in a transaction of its own. A proposed group is trained unless a
-selection returns it to its shard. The state of proposals and selections is in the log and in the commit notes alone.
+writes and settles the parts that its divisions have of every selected batch, in a transaction of its own. A proposed
+group is trained unless a selection returns it to its shard. The state of proposals and selections is in the log and in
+the commit notes alone, so the divisions of a shard can go to another one, see `resharded_state`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from operators.experience.buffer_layout import BufferLayout
 from operators.experience.groups import Group
 from operators.io.elements import Output, PartitionKey, ReceivedRecord
 from operators.io.pending import PendingOffsets
 from schemas.records import BatchProposal, BatchSelection, PolicyVersion
-from schemas.topics import BATCH_ASSEMBLY, PROPOSAL, SELECTION, partition_of
+from schemas.topics import BATCH_ASSEMBLY, PROPOSAL, SELECTION
 
 
 def groups_per_batch(sizes: Iterable[int], wanted: int) -> list[int]:
@@ -88,52 +90,89 @@ class BatchSelector:
 _PARTITION = PartitionKey(BATCH_ASSEMBLY.short_name, 0)
 
 
-class ShardCoordinator:
-    """Coordinates `shard` of `shards` with the others, in a buffer of `partitions`; it does nothing for one shard."""
+class DivisionProgress(NamedTuple):
+    """How far a division has come: the offset of the first selection that it has not handled, and its next batch.
 
-    def __init__(
-        self, shard: int, shards: int, partitions: int, wanted: int, returns_stale: bool, state: Mapping[str, Any]
-    ) -> None:
-        self.shards, self.shard = shards, shard
-        self._partitions = partitions
+    The divisions of one shard are equally far, but for a while after they came from different shards.
+    """
+
+    next_offset: int = 0
+    next_batch: int = 0
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any], divisions: Iterable[int]) -> dict[int, DivisionProgress]:
+        """The progress of `divisions`, which are those of one shard, by the state in its commit note."""
+        same = cls(state.get("proposals", (0,))[0], state.get("batch", 0))
+        apart = {int(division): cls(*each) for division, each in state.get("progress", {}).items()}
+        return {division: apart.get(division, same) for division in divisions}
+
+    @staticmethod
+    def to_state(progress: Mapping[int, DivisionProgress]) -> Mapping[str, Any]:
+        """The part of a commit note that `of_state` needs in addition to what every note of a shard has."""
+        if len(set(progress.values())) == 1:
+            return {}
+        return {"progress": {str(division): list(each) for division, each in progress.items()}}
+
+
+class BatchParts(NamedTuple):
+    """What a selection means for `divisions` of a shard: `groups` of theirs are in `batch`, or return if it is None."""
+
+    batch: int | None
+    groups: tuple[int, ...]
+    divisions: tuple[int, ...]
+    newest: PolicyVersion | None
+
+
+class ShardCoordinator:
+    """Coordinates a shard with the others; it does nothing in a buffer of one division."""
+
+    def __init__(self, layout: BufferLayout, wanted: int, returns_stale: bool, state: Mapping[str, Any]) -> None:
+        self._layout = layout
+        self.alone = layout.divisions == 1
+        """Whether this shard makes batches by itself."""
         self._pending = PendingOffsets()
-        self._next_offset, proposed, selected = state.get("proposals", (0, (), None))
+        _, proposed, selected = state.get("proposals", (0, (), None))
+        self._progress = DivisionProgress.of_state(state, layout.own_divisions)
         self.proposed: set[int] = set(proposed)
         """The numbers of the groups that this start, or a start before it, has proposed and nobody has selected."""
         self._selections: deque[tuple[int, BatchSelection]] = deque()
         self.refused: list[tuple[ReceivedRecord, str]] = []
         """Selections that the first shard cannot have written, with the reason; the caller empties this list."""
-        self._selector = BatchSelector(wanted, returns_stale, self._pending, selected) if shard == 0 else None
+        self._selector = BatchSelector(wanted, returns_stale, self._pending, selected) if layout.shard == 0 else None
 
     def handle(self, received: ReceivedRecord) -> None:
-        """Record a proposal or a selection; a single shard ignores both."""
+        """Record a proposal or a selection; a single division ignores both."""
         record, offset = received.record, received.offset
-        if self.shards == 1:
+        if self.alone:
             return
         if isinstance(record, BatchProposal):
             if self._selector is not None:
                 self._selector.handle(_PARTITION, offset, record)
-        elif offset >= self._next_offset:
+        elif self._waiting(offset):
             self._pending.add(_PARTITION, offset)
             self._selections.append((offset, record))
 
-    def selections(self, next_batch: Callable[[], int]) -> Iterator[BatchSelection]:
-        """The selections received, each with this shard's groups only; each counts as handled once it is yielded.
+    def selections(self) -> Iterator[BatchParts]:
+        """What the selections received mean for this shard; each counts as handled once it is yielded.
 
-        All shards read the same selections in the same order, so a selection with a batch number makes the next batch,
-        whose number `next_batch` returns. A higher number cannot be the first shard's, and the selection is refused.
+        All divisions handle the same selections in the same order, so a selection with a batch number makes the next
+        batch of each. A higher number cannot be the first shard's, and the selection is refused.
         """
         while self._selections:
             offset, selection = self._selections.popleft()
             self._pending.remove(_PARTITION, offset)
-            self._next_offset = offset + 1
-            if selection.batch is not None and selection.batch > (due := next_batch()):
+            divisions = self._waiting(offset)
+            due = self._progress[divisions[0]].next_batch
+            refused = selection.batch is not None and selection.batch > due
+            made = selection.batch is not None and not refused
+            self._progress |= dict.fromkeys(divisions, DivisionProgress(offset + 1, due + made))
+            if refused:
                 reason = f"batch {selection.batch} is selected, but the next batch is {due}"
                 self.refused.append((ReceivedRecord(*_PARTITION, offset, selection), reason))
                 continue
-            own = tuple(number for number in selection.groups if self._is_own(number))
+            own = tuple(number for number in selection.groups if self._layout.division_of(number) in divisions)
             self.proposed.difference_update(own)
-            yield BatchSelection(selection.batch, own, selection.newest_version, selection.selected_at)
+            yield BatchParts(due if made else None, own, divisions, selection.newest_version)
 
     def propose(self, groups: Sequence[Group], newest: PolicyVersion | None, now: int) -> Iterator[Output]:
         """Propose `groups`; the first shard also selects from what has been proposed."""
@@ -141,7 +180,7 @@ class ShardCoordinator:
             numbers = tuple(group.number for group in groups)
             self.proposed.update(numbers)
             sizes = tuple(len(group.members) for group in groups)
-            yield Output(BATCH_ASSEMBLY, PROPOSAL, BatchProposal(self.shard, numbers, sizes, newest, now))
+            yield Output(BATCH_ASSEMBLY, PROPOSAL, BatchProposal(self._layout.shard, numbers, sizes, newest, now))
         if self._selector is not None:
             for selection in self._selector.select(newest, now):
                 yield Output(BATCH_ASSEMBLY, SELECTION, selection)
@@ -152,10 +191,12 @@ class ShardCoordinator:
 
     def state(self) -> Mapping[str, Any]:
         """The state that the commit note holds."""
-        if self.shards == 1:
+        if self.alone:
             return {}
-        return {"proposals": [self._next_offset, sorted(self.proposed), self._selector and self._selector.state()]}
+        first = min(self._progress.values()).next_offset
+        proposals = [first, sorted(self.proposed), self._selector and self._selector.state()]
+        return {"proposals": proposals, **DivisionProgress.to_state(self._progress)}
 
-    def _is_own(self, number: int) -> bool:
-        prompt = number if number >= 0 else ~number
-        return partition_of(prompt, self._partitions) % self.shards == self.shard
+    def _waiting(self, offset: int) -> tuple[int, ...]:
+        """The divisions that have not handled the selection at `offset`: all of them are equally far."""
+        return tuple(division for division, each in self._progress.items() if each.next_offset <= offset)

@@ -59,16 +59,16 @@ def empty_reason(parts: Collection[MicroBatch]) -> str:
 class BatchAssembly:
     """Assembles the batches from number `first` on; each of `partitions` holds a part of every batch.
 
-    The parts of a whole batch are in the order of the partitions. `shards` buffer shards write each share of a batch,
-    so partition p is of share p // `shards`. Batches whose numbers are in `lost` are skipped. `starts` are the offsets
-    at which reading begins, in the order of `partitions` (default: 0).
+    The parts of a whole batch are in the order of the partitions. Each share of a batch has a partition for each of
+    the buffer's `divisions`, so partition p is of share p // `divisions`. Batches whose numbers are in `lost` are
+    skipped. `starts` are the offsets at which reading begins, in the order of `partitions` (default: 0).
     """
 
     def __init__(
         self,
         partitions: Iterable[int] = (0,),
         *,
-        shards: int = 1,
+        divisions: int = 1,
         first: int = 0,
         lost: Collection[int] = (),
         starts: Iterable[int] | None = None,
@@ -77,7 +77,7 @@ class BatchAssembly:
         self._lost, self._next = frozenset(lost), first
         offsets = (0,) * len(numbers) if starts is None else tuple(starts)
         self._partitions = {
-            partition: _Partition(partition, partition // shards, first, self._lost, offset)
+            partition: _Partition(partition, partition // divisions, first, self._lost, offset)
             for partition, offset in zip(numbers, offsets, strict=True)
         }
         self.rejected: list[RejectedMicroBatch] = []

@@ -37,14 +37,14 @@ RETRY_S = 1.0
 @dataclass(frozen=True)
 class EmulateTraining:
     """Emulates training, `time_scale` times as fast as `config.emulation`; one token stands for `stride` real tokens.
-    `shards` is the number of buffer shards that write the batches.
+    `divisions` is the number of parts of a batch, see BufferLayout.
     """
 
     config: TrainingConfig
     shard: ShardConfig
     time_scale: float = 1.0
     stride: int = 1
-    shards: int = 1
+    divisions: int = 1
 
     def restore(
         self,
@@ -94,11 +94,11 @@ class _EmulatedTraining(ShardFold):
     ) -> None:
         self._step, self._epoch, self._announce = step, restored.start, announce
         self._close_producer, self._clock, self._now = close_producer, clock, now
-        self._saved = self._position = _position(restored.state.get("trained", {}), step.shards)
+        self._saved = self._position = _position(restored.state.get("trained", {}), step.divisions)
         position = self._position
         self._assembly = BatchAssembly(
-            range(step.shards),
-            shards=step.shards,
+            range(step.divisions),
+            divisions=step.divisions,
             first=position.number,
             lost=step.config.lost_batches,
             starts=position.offsets,
@@ -265,8 +265,8 @@ class _EmulatedTraining(ShardFold):
         return Output(METRICS, "trainer", Metric("trainer", self._position.number, values, self._now()))
 
 
-def _position(state: Mapping[str, Any], shards: int) -> _Position:
-    return _Position(**{**state, "offsets": tuple(state.get("offsets", (0,) * shards))})
+def _position(state: Mapping[str, Any], divisions: int) -> _Position:
+    return _Position(**{**state, "offsets": tuple(state.get("offsets", (0,) * divisions))})
 
 
 def batch_statistics(parts: Sequence[MicroBatch]) -> dict[str, float]:

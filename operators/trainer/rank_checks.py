@@ -21,13 +21,14 @@ from operators.trainer.training_config import TrainingConfig
 log = logging.getLogger(__name__)
 
 
-def common_settings(config: TrainingConfig, shards: int, dtype: str) -> tuple[str, ...]:
+def common_settings(config: TrainingConfig, divisions: int, dtype: str) -> tuple[str, ...]:
     """What all ranks need in common but their number and the model, "name=value" each."""
     names = ("context_ranks", "optimizer_steps", "checkpoint_every", "lost_batches", "learner")
     learner = replace(config.learner, name=Path(config.learner.name).name)  # its file may be elsewhere there
     values = _flat("trainer", {name: getattr(replace(config, learner=learner), name) for name in names})
     shares = f"trainer.batch_shares={config.shares}"
-    return (f"experience.shards={shards}", f"rollout.dtype={dtype}", shares, *values)
+    # Release 0.2.0, whose ranks may be among them, calls the divisions so.
+    return (f"experience.shards={divisions}", f"rollout.dtype={dtype}", shares, *values)
 
 
 def _flat(name: str, value: object) -> Iterator[str]:

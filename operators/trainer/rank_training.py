@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 class RankTraining:
     """Trains `model` on whole batches in order, from the newest of `checkpoints` on, as one rank of `rendezvous`.
-    `shards` is the number of buffer shards that write the batches, `dtype` the name of the data type of `weights`.
+    `divisions` is the number of parts of a batch (see BufferLayout), `dtype` the name of the data type of `weights`.
     Memory is planned for sequences of `longest` tokens.
 
     Ranks need no coordinator: a batch is whole for all ranks or for none, and each rank's actions are a function of its
@@ -61,7 +61,7 @@ class RankTraining:
         checkpoints: StorageFolder,
         epoch: int,
         rendezvous: Rendezvous | None = None,
-        shards: int = 1,
+        divisions: int = 1,
         dtype: str = "float32",
         longest: int = 0,
     ) -> None:
@@ -75,16 +75,16 @@ class RankTraining:
         use_device(device)
         if config.learner.name == BUILT_IN_LEARNER:
             check_device_memory(model, config, device, machines.count(machines[ranks.rank]), longest)
-        self._partitions = config.partitions_of(ranks.rank, shards)
-        self.position = TrainerPosition(PolicyVersion(epoch, 0), (0,) * config.shares * shards, 0)
+        self._partitions = config.partitions_of(ranks.rank, divisions)
+        self.position = TrainerPosition(PolicyVersion(epoch, 0), (0,) * config.shares * divisions, 0)
         self.resumed_from: PolicyVersion | None = None
         with watch_ranks(self.rendezvous, self.device):
             self._open(model, device, dtype)
-            self._resume(checkpoints, shards)
+            self._resume(checkpoints, divisions)
         self.position = with_layout(self.position, config)
         self._assembly = BatchAssembly(
             self._partitions,
-            shards=shards,
+            divisions=divisions,
             first=self.position.version.number,
             lost=config.lost_batches,
             starts=[self.position.batch_offsets[partition] for partition in self._partitions],
@@ -105,7 +105,7 @@ class RankTraining:
         self.joint = JointActions(self.rendezvous, self.device, rounded, full)
         self.before_change(self.joint.wait_until_written)
 
-    def _resume(self, checkpoints: StorageFolder, shards: int) -> None:
+    def _resume(self, checkpoints: StorageFolder, divisions: int) -> None:
         """Continue from the newest of `checkpoints`, if there is one. Raises as `_restore`."""
         found = self._persist(lambda: find_checkpoints(checkpoints))
         newest = PolicyVersion.parse(found[-1].name) if found else PolicyVersion(0, 0)
@@ -114,11 +114,12 @@ class RankTraining:
             return
         self.position = self._restore(found[-1])
         shares = self._config.shares
-        if (count := len(self.position.batch_offsets)) != shares * shards:
+        if (count := len(self.position.batch_offsets)) != shares * divisions:
             raise CannotTrain(
                 f"checkpoint {found[-1]} is of a run with {count} partitions of batches, but trainer.batch_shares (or "
-                f"trainer.ranks) = {shares} and experience.shards = {shards} make {shares * shards}: both are fixed "
-                f"for a run. Set trainer.batch_shares = {count // shards}; trainer.ranks can be any number up to it"
+                f"trainer.ranks) = {shares} and experience.max_shards (or shards) = {divisions} make "
+                f"{shares * divisions}: both are fixed for a run. Set trainer.batch_shares = {count // divisions}; "
+                "trainer.ranks can be any number up to it"
             )
         self.resumed_from = self.position.version
         log.info("resumed from checkpoint %s as epoch %d", self.resumed_from, self._epoch)
@@ -276,7 +277,7 @@ def start_rank_training(
     checkpoints: StorageFolder,
     rank: int,
     epoch: int,
-    shards: int,
+    divisions: int,
     addresses: Addresses,
     dtype: str = "float32",
     longest: int = 0,
@@ -295,12 +296,12 @@ def start_rank_training(
         config.rank_0_host,
         config.device_of(rank),
         fingerprint(model, rank) if ranks.count > 1 else "",
-        common_settings(config, shards, dtype),
+        common_settings(config, divisions, dtype),
         services,
         epoch,
     )
     with lost_ranks():
-        return RankTraining(config, model, checkpoints, epoch, rendezvous, shards, dtype, longest)
+        return RankTraining(config, model, checkpoints, epoch, rendezvous, divisions, dtype, longest)
 
 
 def _offsets(batch: WholeBatch, partitions: Sequence[int]) -> str:

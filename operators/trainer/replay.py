@@ -41,9 +41,9 @@ class Update:
 class Replay:
     """Trains `model` from a log. The same batches and configuration reproduce the run's weights bit by bit.
 
-    This process is one of `ranks`, those of the configuration. `shards` is the number of buffer shards that wrote the
-    batches. Training begins with `checkpoint`, which a trimmed log needs, or with the model. Raises CheckpointError if
-    the checkpoint cannot be read, ValueError for what the learner refuses.
+    This process is one of `ranks`, those of the configuration. Each share of a batch has `divisions` parts (see
+    BufferLayout). Training begins with `checkpoint`, which a trimmed log needs, or with the model. Raises
+    CheckpointError if the checkpoint cannot be read, ValueError for what the learner refuses.
     """
 
     def __init__(
@@ -51,15 +51,15 @@ class Replay:
         config: TrainingConfig,
         model: Path,
         ranks: Ranks = ALONE,
-        shards: int = 1,
+        divisions: int = 1,
         checkpoint: Path | None = None,
     ) -> None:
         torch.set_num_threads(config.threads)
-        self._model, self._ranks, self._config, self._shards = model, ranks, config, shards
+        self._model, self._ranks, self._config, self._divisions = model, ranks, config, divisions
         device = config.device_of(ranks.rank)
         use_device(device)
         self._learner = open_learner(config.learner, model, device, ranks)
-        self._batches_taken, self._starts = 0, dict.fromkeys(config.partitions_of(ranks.rank, shards), 0)
+        self._batches_taken, self._starts = 0, dict.fromkeys(config.partitions_of(ranks.rank, divisions), 0)
         if checkpoint is not None:
             with StoredState(checkpoint) as stored:
                 stored.verify(ALONE)
@@ -79,7 +79,7 @@ class Replay:
             return
         assembly = BatchAssembly(
             self._starts,
-            shards=self._shards,
+            divisions=self._divisions,
             first=self._batches_taken,
             lost=self._config.lost_batches,
             starts=self._starts.values(),

@@ -48,9 +48,9 @@ _MANIFESTS = PartitionKey(RELAY.short_name, 0)
 class TrainBatches:
     """Trains `model` and publishes every version to the store in folder `store`; the epoch is this start's number.
 
-    The final model is also written as a Hugging Face folder to `result`. `shards` is the number of buffer shards that
-    write the batches. Weights are published in `dtype`, that of the rollouts. Metrics share a transaction with those of
-    the next `metrics_s` seconds. Memory is planned for sequences of `longest` tokens.
+    The final model is also written as a Hugging Face folder to `result`. Each share of a batch has `divisions` parts
+    (see BufferLayout). Weights are published in `dtype`, that of the rollouts. Metrics share a transaction with those
+    of the next `metrics_s` seconds. Memory is planned for sequences of `longest` tokens.
     """
 
     config: TrainingConfig
@@ -61,14 +61,14 @@ class TrainBatches:
     result: Path
     keep_versions: int
     publish: PublishSettings = PublishSettings()  # noqa: RUF009 - frozen
-    shards: int = 1
+    divisions: int = 1
     dtype: str = "float32"
     metrics_s: float = 1.0
     longest: int = 0
 
     def resumed(self) -> ShardConfig:
         """The shard, which reads from the newest checkpoint on."""
-        partitions = self.config.partitions_of(0, self.shards)
+        partitions = self.config.partitions_of(0, self.divisions)
         positions = CheckpointPositions(self.checkpoints, partitions, self.config.checkpoint_tries)
         return replace(self.shard, start_positions=positions)
 
@@ -85,7 +85,7 @@ class _Training:
         self._step, self._services, self._clock = step, services, services.system.monotonic
         addresses = services.addresses(step.shard.client, step.shard.run)
         self._training = start_rank_training(
-            *(step.config, step.model, step.checkpoints, 0, epoch, step.shards, addresses),
+            *(step.config, step.model, step.checkpoints, 0, epoch, step.divisions, addresses),
             *(step.dtype, step.longest, services),
         )
         self._checkpoints = CheckpointWriter(step.config, self._training, step.checkpoints)

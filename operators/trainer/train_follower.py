@@ -34,13 +34,13 @@ class TrainFollower:
     model: Path
     checkpoints: StorageFolder
     rank: int
-    shards: int = 1
+    divisions: int = 1
     dtype: str = "float32"
     longest: int = 0
 
     def resumed(self) -> ShardConfig:
         """The shard, which reads from the newest checkpoint on."""
-        partitions = self.config.partitions_of(self.rank, self.shards)
+        partitions = self.config.partitions_of(self.rank, self.divisions)
         return replace(
             self.shard, start_positions=CheckpointPositions(self.checkpoints, partitions, self.config.checkpoint_tries)
         )
@@ -49,7 +49,7 @@ class TrainFollower:
         torch.set_num_threads(self.config.threads)
         addresses = services.addresses(self.shard.client, self.shard.run)
         training = start_rank_training(
-            *(self.config, self.model, self.checkpoints, self.rank, 0, self.shards, addresses),
+            *(self.config, self.model, self.checkpoints, self.rank, 0, self.divisions, addresses),
             *(self.dtype, self.longest, services),
         )
         return _FollowerTraining(training, CheckpointWriter(self.config, training, self.checkpoints), self.shard.run)

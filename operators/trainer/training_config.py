@@ -85,9 +85,9 @@ class TrainingConfig(CheckedSettings):
         """The number of shares of a batch."""
         return self.batch_shares or self.ranks
 
-    def partitions_of(self, rank: int, shards: int) -> tuple[int, ...]:
-        """The partitions of `batches` that `rank` reads, of a run with `shards` shards of the buffer."""
-        return tuple(p for share in range(rank, self.shares, self.ranks) for p in batch_partitions(share, shards))
+    def partitions_of(self, rank: int, divisions: int) -> tuple[int, ...]:
+        """The partitions of `batches` that `rank` reads, of a run whose batches have `divisions` parts."""
+        return tuple(p for share in range(rank, self.shares, self.ranks) for p in batch_partitions(share, divisions))
 
     @property
     def ranks_of_a_copy(self) -> int:

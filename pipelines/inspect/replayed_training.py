@@ -65,8 +65,8 @@ class TrainingReplay:
         """Train `part` as its rank 0, with the other ranks in forks; write `state` or, without it, the model."""
 
         def train(rendezvous: Rendezvous, log_updates: LogUpdates = iter) -> Replayed:
-            model, shards = self.config.model_folder(), self.config.experience.shards
-            replay = Replay(part.config, model, rendezvous.ranks, shards, checkpoint)
+            model, divisions = self.config.model_folder(), self.config.experience.divisions
+            replay = Replay(part.config, model, rendezvous.ranks, divisions, checkpoint)
             log = _Log(self.client, self.config.run.name)
             updates = list(log_updates(replay.train(log.parts(), part.end)))
             if state is None:

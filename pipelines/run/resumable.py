@@ -29,6 +29,7 @@ RESUMABLE: Mapping[str, tuple[str, ...]] = {
     "relay.keep_versions": ("trainer", "relay", "rollout"),
     "relay.store": ("trainer", "relay", "rollout"),
     "score.shards": ("score",),
+    "experience.shards": ("experience",),
     "run.layout": (),
     "run.audit_every_s": ("trainer",),
     "run.stop_error_share": ("score",),
@@ -71,6 +72,12 @@ def check_resumable(before: Config, after: Config, replaced: Collection[str] = (
         raise ConfigError(
             f"every batch of this run has {shares} shares, which are fixed, and trainer.ranks can be at most {shares}: "
             f"set trainer.batch_shares = {shares}, too"
+        )
+    if after.experience.divisions != before.experience.divisions:
+        most = before.experience.divisions
+        raise ConfigError(
+            f"every batch of this run has parts for {most} {'shard' if most == 1 else 'shards'} of the buffer, so "
+            f"experience.shards is {most}: a new run can have experience.max_shards, up to which it may change"
         )
     steps, goal = after.trainer.optimizer_steps, before.trainer.optimizer_steps
     if steps < goal:

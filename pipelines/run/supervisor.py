@@ -39,7 +39,7 @@ from pipelines.run.background_audit import BackgroundAudit
 from pipelines.run.elastic_split import TRAINER, ElasticSplit
 from pipelines.run.fleet import Fleet, RoleFailed
 from pipelines.run.local_scaling import FollowedTarget, follow_target, with_rollouts
-from pipelines.run.resharding import reshard_score
+from pipelines.run.resharding import reshard_roles
 from pipelines.run.run_guard import COLUMNS, RunFailing, RunGuard
 from pipelines.run.run_kafka import RunKafka, RunLost
 from pipelines.run.state import RunStateFile
@@ -204,7 +204,7 @@ class Supervisor:
             make_topics(self.config, self.view.note)
             self._kafka.topics = frozenset(topic.name(self.config.run.name) for topic in CATALOGUE.values())
             if self._resumed:
-                self._kafka.retry(lambda: reshard_score(self.config, self.view.note))
+                self._kafka.retry(lambda: reshard_roles(self.config, self.view.note))
                 self._kafka.retry(lambda: upgrade_resumed(self.config, self.view.note))
         self.state.bootstrap_servers = self.config.kafka.client().bootstrap_servers
         self.state.client_properties = self.config.kafka.for_role(ADMIN).client_properties

@@ -40,7 +40,7 @@ ANSWER_S = 3.0
 PARTITIONS_FROM = {
     "one": "the number of partitions",
     "shards": "kafka.partitions",
-    "batch shares": "trainer.batch_shares (or trainer.ranks) × experience.shards",
+    "batch shares": "trainer.batch_shares (or trainer.ranks) × experience.max_shards (or experience.shards)",
     "replicas": "placement.max_replicas",
 }
 """The settings that decide the number of partitions of topics, see `partitions_of`."""

@@ -51,7 +51,7 @@ def _convert(place: WeightPlace, config: Config, model: Path, folder: Path) -> s
         if learner.name == BUILT_IN_LEARNER:
             write_checkpoint_model(local, learner.lora, model, unfinished)
         else:  # only it knows how its state makes the weights
-            Replay(alone, model, shards=config.experience.shards, checkpoint=local).save(unfinished)
+            Replay(alone, model, divisions=config.experience.divisions, checkpoint=local).save(unfinished)
     return str(place.path)
 
 

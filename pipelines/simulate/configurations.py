@@ -79,6 +79,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "in step": {"experience.max_staleness": 0, "rollout.processes": 1},
     "two shards": {"kafka.partitions": 2, "experience.shards": 2},
     "score shards": {"kafka.partitions": 3, "score.shards": 2},
+    "buffer shards": {"kafka.partitions": 4, "experience.shards": 2, "experience.max_shards": 3},
     "curriculum": {
         "prompts.levels": [{}, {}, {}],
         "prompts.size": None,
@@ -181,6 +182,13 @@ def wiring(shape: str) -> tuple[Wiring, ...]:
 def has_goal(shape: str) -> bool:
     """Whether runs of a shape end after a number of optimizer steps."""
     return configuration(shape).trainer.optimizer_steps < BASE["trainer"]["optimizer_steps"]
+
+
+def resharded_role(config: Config) -> str | None:
+    """The role that gets another number of shards when a run is resumed; None if all have a single shard."""
+    if config.experience.max_shards > 1:
+        return "experience"
+    return "score" if config.score.shards > 1 else None
 
 
 def resumed_roles(shape: str, config: Config) -> tuple[Wiring, ...]:

@@ -23,6 +23,7 @@ from pipelines.simulate.configurations import (
     TRAINER_APART,
     configuration,
     has_goal,
+    resharded_role,
     wiring,
 )
 from pipelines.simulate.faults import Fault, draw_faults
@@ -42,7 +43,7 @@ def draw_history(seed: int, shapes: Sequence[str] = ()) -> SimulatedHistory:
     config = configuration(shape)
     absent = {
         "extend_run": not has_goal(shape),
-        "reshard_run": config.score.shards == 1,
+        "reshard_run": resharded_role(config) is None,
         "change_ranks": config.trainer.shares == 1,
     }
     faults = tuple(fault for fault in drawn if not absent.get(fault.kind))
@@ -65,6 +66,8 @@ def play(history: SimulatedHistory, **options: Any) -> SimulatedHistory:
         where = traceback.extract_tb(error.__traceback__)[-1]
         fresh.failure = f"the simulation ended with {type(error).__name__} in {where.name}: {error}"
         return fresh
+    finally:
+        world.close()
 
 
 @contextmanager

@@ -48,10 +48,10 @@ all transactions that end are written late, in each partition at another time. `
 its transactions moves to another broker, and rejects requests meanwhile. `stop`: a process is asked to end, and commits
 its last outputs. `notice`: a rollout has these seconds until it is killed, and hands its work over. `isolate_broker`: a
 broker does not reach the others, and this process still reads what it has, while the run goes on with the others.
-`reshard_run`: the run ends and is resumed with other shards of score, if it has some; the command that changes them may
-be killed once. `expire_offsets`: Kafka forgets the offsets of all groups, as it does after a week without commits.
-`change_ranks`: the run ends and is resumed with another number of ranks of the trainer, if batches have shares.
-`late_reads`: now and then a process cannot read some partitions for a while."""
+`reshard_run`: the run ends and is resumed with other shards of score or of the buffer, if it has some; the command that
+changes them may be killed once. `expire_offsets`: Kafka forgets the offsets of all groups, as it does after a week
+without commits. `change_ranks`: the run ends and is resumed with another number of ranks of the trainer, if batches
+have shares. `late_reads`: now and then a process cannot read some partitions for a while."""
 PLACEMENT = "placement"
 """The role in events of the whole run."""
 TRAINER = "trainer"

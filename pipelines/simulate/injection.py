@@ -14,7 +14,7 @@ from infra.simulation.cluster import Place
 from infra.simulation.data_network import LINK_FAULTS, LinkFault
 from infra.simulation.network import OF_COORDINATORS, ONLY, REQUEST_FAULTS, RequestFaults
 from infra.simulation.process import SimulatedProcess
-from pipelines.simulate.configurations import has_goal, resumed_roles
+from pipelines.simulate.configurations import has_goal, resharded_role, resumed_roles
 from pipelines.simulate.faults import Fault
 from pipelines.simulate.hosts import SimulatedHosts
 from pipelines.simulate.simulated_role import SimulatedRole, start_resharding, start_trim
@@ -141,16 +141,18 @@ class FaultInjector:
         return True
 
     def _reshard(self, seconds: float, draws: Random) -> None:
-        """End the run and resume it with other shards of score, if it has some: by a command that is killed once."""
+        """End the run and resume it with other shards of a role that has some: by a command that is killed once."""
         world = self._world
-        counts = [n for n in range(1, world.config.kafka.partitions + 1) if n != world.config.score.shards]
-        if world.config.score.shards == 1 or self._changing:
+        role = resharded_role(world.config)
+        if role is None or self._changing:
             return
+        before = getattr(world.config, role)
+        most = world.config.kafka.partitions if role == "score" else before.max_shards
+        shards = draws.choice([n for n in range(1, most + 1) if n != before.shards])
         self._changing = True
         for each in world.roles.values():
             each.retire()
-        score = replace(world.config.score, shards=draws.choice(counts))
-        config = replace(world.config, score=score)
+        config = replace(world.config, **{role: replace(before, shards=shards)})
         roles = resumed_roles(world.history.shape, config)
 
         def ended(error: Exception | None) -> None:
@@ -158,17 +160,17 @@ class FaultInjector:
                 world.fail(f"resharding ended with {type(error).__name__}: {error}")
                 return
             self._changing = False
-            world.event("score", f"has {config.score.shards} shards from here on")
+            world.event(role, f"has {shards} shards from here on")
             world.change_roles(config, roles)
 
         first = SimulatedProcess(world.scheduler, "reshard", ended)
         second = SimulatedProcess(world.scheduler, "reshard again", ended)
-        start_resharding(first, config, world.connect(first))
+        start_resharding(first, config, role, world.connect(first))
 
         def again() -> None:
             if first.alive:
                 first.kill()
-                start_resharding(second, config, world.connect(second))
+                start_resharding(second, config, role, world.connect(second))
 
         world.scheduler.after(seconds * draws.random(), again)
 

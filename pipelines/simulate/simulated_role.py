@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.resharding import reshard
 from infra.kafka.session import SessionLost
 from infra.kafka.sessions import Sessions
 from infra.kafka.simulated_clients import SimulatedClients
@@ -23,10 +22,9 @@ from operators.io.elements import Emission, Polled, Restored
 from operators.io.fold_records import FoldRunner, idle_seconds_of
 from operators.io.map_outputs import map_emission
 from operators.io.source import ShardSource
-from operators.score.score_trajectories import split_state
 from operators.trainer.rank_lost import RankLost
 from pipelines.config import Config
-from pipelines.shards import score_sessions
+from pipelines.layouts import layouts
 from pipelines.simulate.steps import SimulatedNotice, SimulatedStep
 from pipelines.simulate.transfers import Transfers
 from pipelines.simulate.wiring import Wiring
@@ -238,13 +236,14 @@ REQUEST_S = 0.004
 """Seconds from a request to its response."""
 
 
-def start_resharding(process: SimulatedProcess, config: Config, clients: SimulatedClients) -> None:
-    """Give score the shards of `config` in `process`, as `laminar runs resume` does."""
+def start_resharding(process: SimulatedProcess, config: Config, role: str, clients: SimulatedClients) -> None:
+    """Give `role` the shards of `config` in `process`, as `laminar runs resume` does."""
+    layout = layouts(config)[role]
 
     def change() -> None:
         while True:
             try:
-                reshard(score_sessions(config), config.score.shards, split_state, clients)
+                layout.apply(clients)
                 return
             except SessionLost:
                 process.sleep(0.5)

@@ -163,9 +163,13 @@ class World:
             for each in self.roles.values():
                 each.end()
             scheduler.close()
-            if self.hosts is not None:
-                self.hosts.close()
+            self.close()
         return history
+
+    def close(self) -> None:
+        """Remove the hosts' files; only a world that was not run to its end needs it."""
+        if self.hosts is not None:
+            self.hosts.close()
 
     def skew_s(self, host: str) -> float:
         """By how much the clock of a host is wrong."""

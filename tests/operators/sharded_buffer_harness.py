@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,9 +11,11 @@ from buffer_harness import BufferInputs
 from in_memory_log import Log, Shard
 from record_factories import shard, topic_input
 
+from operators.experience.buffer_layout import BufferLayout
 from operators.experience.config import ExperienceConfig
 from operators.experience.make_batches import MakeBatches
 from operators.experience.pack_batches import pack_batches
+from operators.experience.resharded_state import split_buffer_state
 from operators.io.config import TopicInput
 from operators.io.elements import PartitionKey, ReceivedRecord
 from operators.trainer.assembly import BatchAssembly, WholeBatch
@@ -26,7 +30,12 @@ def buffer_shards(log: Log, config: ExperienceConfig, partitions: int, ranks: in
             log,
             shard(
                 "experience",
-                TopicInput(EXPERIENCES, tuple(range(partitions))[index :: config.shards], keys=("p", "i"), blocks=True),
+                TopicInput(
+                    EXPERIENCES,
+                    BufferLayout(partitions, config.divisions, config.shards, index).own_partitions,
+                    keys=("p", "i"),
+                    blocks=True,
+                ),
                 topic_input(RELAY),
                 topic_input(CURRICULUM, keys=(LEVEL_REPLY,)),
                 topic_input(BATCH_ASSEMBLY),
@@ -34,7 +43,7 @@ def buffer_shards(log: Log, config: ExperienceConfig, partitions: int, ranks: in
                 index=index,
             ),
             MakeBatches(config, partitions, ranks, {"": levels}).restore,
-            partial(pack_batches, budget=config.micro_batch_tokens, shares=ranks, shards=config.shards),
+            partial(pack_batches, budget=config.micro_batch_tokens, shares=ranks, divisions=config.divisions),
         )
         for index in range(config.shards)
     ]
@@ -53,9 +62,9 @@ class Buffers(BufferInputs):
         **config: Any,
     ) -> None:
         self.log = Log()
-        self.partitions, self.ranks = partitions, ranks
-        settings = ExperienceConfig(shards=shards, global_batch=global_batch, **config)
-        self.shards = buffer_shards(self.log, settings, partitions, ranks, levels)
+        self.partitions, self.ranks, self.levels = partitions, ranks, levels
+        self.settings = ExperienceConfig(shards=shards, global_batch=global_batch, **config)
+        self.shards = buffer_shards(self.log, self.settings, partitions, ranks, levels)
         for each in self.shards:
             each.start()
 
@@ -65,10 +74,28 @@ class Buffers(BufferInputs):
             for each in self.shards:
                 each.run()
 
+    def reshard(self, shards: int) -> None:
+        """Kill all shards and start as many others, as `infra.kafka.resharding` does."""
+        old = [self.log.committed(each.config.group) for each in self.shards]
+        states = [dict(group.state) for group in old]
+        offsets, floors = _lowest(group.offsets for group in old), _lowest(group.ledger for group in old)
+        for each in self.shards:
+            each.crash()
+        self.settings = replace(self.settings, shards=shards)
+        self.shards = buffer_shards(self.log, self.settings, self.partitions, self.ranks, self.levels)
+        layout = {"partitions": self.partitions, "divisions": self.settings.divisions}
+        for number, each in enumerate(self.shards):
+            new = self.log.committed(each.config.group)
+            new.state = split_buffer_state(states, new.state, number, shards, **layout)
+            new.offsets = {place: offsets[place] for place in each.places if place in offsets}
+            new.ledger = dict(floors)
+        for each in self.shards:
+            each.start()
+
     def whole(self) -> list[WholeBatch]:
         """The complete batches, as a trainer of one rank reads them."""
-        partitions = range(len(self.shards) * self.ranks)
-        assembly = BatchAssembly(partitions, shards=len(self.shards))
+        partitions = range(self.settings.divisions * self.ranks)
+        assembly = BatchAssembly(partitions, divisions=self.settings.divisions)
         found: list[WholeBatch] = []
         for partition in partitions:
             received_here = self.received(partition)
@@ -93,3 +120,11 @@ class Buffers(BufferInputs):
         records: list[Settled] = self.log.rows(SETTLED)
         assert len({r.trajectory_id for r in records}) == len(records)
         return {r.trajectory_id: r.outcome for r in records}
+
+
+def _lowest(offsets: Iterable[Mapping[Any, int]]) -> dict[Any, int]:
+    found: dict[Any, int] = {}
+    for each in offsets:
+        for place, offset in each.items():
+            found[place] = min(offset, found.get(place, offset))
+    return found

@@ -14,7 +14,8 @@ from operators.relay.config import RelayConfig
 from pipelines.config import Config, KafkaConfig, RunConfig
 from pipelines.roles import ALL_PIPELINES, Role, build_role
 from pipelines.run_config import ProgressConfig
-from pipelines.shards import score_source, shard_config, with_relay_token
+from pipelines.sharded_sources import score_source
+from pipelines.shards import shard_config, with_relay_token
 
 
 @pytest.mark.parametrize("role", ALL_PIPELINES)

@@ -172,7 +172,7 @@ RESTARTS = (
     ),
     Fix(
         "score without its note refuses beside its own experiences",
-        "pipelines/shards.py",
+        "pipelines/sharded_sources.py",
         (("ledger_keys=rf\"[{LETTERS['train']}{LETTERS['evaluation']}]\\d+\",", ""),),
         "tests/pipelines/simulate/test_restored_logs.py::test_role_refuses_its_own_output_without_a_note",
     ),

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
-from schemas.metric_labels import COMPONENT_MEAN, COMPONENT_TRAJECTORIES, DROPPED_SINCE_BATCH, TASK, TEXT, split_labels
+from schemas.metric_labels import (
+    COMPONENT_MEAN,
+    COMPONENT_TRAJECTORIES,
+    DROPPED_SINCE_BATCH,
+    LATER_PARTS,
+    SHARD,
+    SHARDS,
+    TASK,
+    TEXT,
+    split_labels,
+)
 
-SHARD = "shard"
-"""The metric value with the shard's number, if there are several shards."""
 _WEIGHTS = {
     **dict.fromkeys(("reward/mean", "response_length/mean", "accuracy/mean"), "trajectories"),
     COMPONENT_MEAN: COMPONENT_TRAJECTORIES,
 }
 """Means by task or reward component: the value with the same labels that counts the trajectories of each."""
+_LAYOUT = (SHARD, SHARDS, LATER_PARTS)
 _EQUAL = ("batches", "curriculum/", "dropped_share/")
 """Values that are about equal in all shards, which have every n-th prompt: averaged."""
 
@@ -25,7 +35,7 @@ Values = Mapping[str, float]
 def merge_shards(shards: Sequence[Values]) -> dict[str, float]:
     """The merged values: means weighted by trajectories, equal values averaged, all others added."""
     if len(shards) == 1:
-        return {key: value for key, value in shards[0].items() if key != SHARD}
+        return {key: value for key, value in shards[0].items() if key not in _LAYOUT}
     merged: dict[str, float] = {}
     for key in dict.fromkeys(chain.from_iterable(shards)):
         name, labels = split_labels(key)
@@ -36,8 +46,13 @@ def merge_shards(shards: Sequence[Values]) -> dict[str, float]:
         total = sum(value * weight for value, weight in values)
         shared = counted is not None or name.startswith(_EQUAL)
         merged[key] = total / (sum(weight for _, weight in values) or 1.0) if shared else total
-    merged.pop(SHARD, None)
-    return merged
+    return {key: value for key, value in merged.items() if key not in _LAYOUT}
+
+
+def with_metric(shards: Mapping[int, Values], values: Values) -> dict[int, Values]:
+    """The metrics of a buffer's `shards`, by number, with the newest one: shards that no longer exist are left out."""
+    present = {**shards, int(values.get(SHARD, 0)): values}
+    return {number: each for number, each in present.items() if number < values.get(SHARDS, math.inf)}
 
 
 def curriculum_levels(values: Values) -> dict[str, int]:

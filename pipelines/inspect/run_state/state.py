@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 
-from pipelines.inspect.run_state.buffers import SHARD, Values, merge_shards
+from pipelines.inspect.run_state.buffers import Values, merge_shards, with_metric
 from pipelines.inspect.run_state.busy import BusyTimes, busy_shares, with_busy_time
 from pipelines.inspect.run_state.curve import NO_POINTS, Curve
 from pipelines.inspect.run_state.evaluation import Evaluation, merge_evaluation
@@ -28,6 +28,7 @@ from pipelines.inspect.run_state.events import (
 )
 from pipelines.inspect.run_state.learning import NO_SIGNS, WARN_STEPS, LearningSigns
 from pipelines.inspect.run_state.pace import BatchPace, Beat, WholeRun, newest
+from schemas.metric_labels import SHARD
 from schemas.records import Metric, PolicyVersion, RelayArrival, RelayStatus, ReplicaStatus, StageStatus, WeightVersion
 from schemas.topics import BATCHES, OF_WORK, PAUSE, PROMPTS, STEP_COUNTERS
 
@@ -296,9 +297,7 @@ _SERIES: Mapping[str, Callable[[RunState, Metric], RunState]] = {
     "trainer": _trainer,
     "evaluation": _evaluation,
     "rollout": lambda state, metric: replace(state, rollout={**state.rollout, metric.step: metric.values}),
-    "experience": lambda state, metric: replace(
-        state, buffers={**state.buffers, int(metric.values.get(SHARD, 0)): metric.values}
-    ),
+    "experience": lambda state, metric: replace(state, buffers=with_metric(state.buffers, metric.values)),
     "version": lambda state, metric: _published(
         state, PolicyVersion(int(metric.values.get("epoch", 0)), metric.step), metric.measured_at
     ),

@@ -7,12 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from pipelines.inspect.run_state.buffers import SHARD, merge_shards
+from pipelines.inspect.run_state.buffers import merge_shards
 from pipelines.inspect.run_state.busy import STOPPED_MS, busy_shares_of
 from pipelines.inspect.run_state.evaluation import Evaluation, merge_evaluation
 from pipelines.inspect.run_state.pace import WINDOW_MS, RunRates, WholeRun
 from pipelines.inspect.run_state.state import tokens_of_batch
-from schemas.metric_labels import COMPONENT, COMPONENT_MEAN, COMPONENT_TRAJECTORIES, TASK, by_label
+from schemas.metric_labels import (
+    COMPONENT,
+    COMPONENT_MEAN,
+    COMPONENT_TRAJECTORIES,
+    LATER_PARTS,
+    SHARD,
+    TASK,
+    by_label,
+)
 from schemas.records import Metric
 
 
@@ -21,10 +29,11 @@ def newest_by_step(metrics: Iterable[Metric], name: str) -> list[Metric]:
 
     The records of several shards for a step are merged into one.
     """
-    by_step: dict[int, dict[float, Metric]] = defaultdict(dict)
+    by_step: dict[int, dict[tuple[float, float | None], Metric]] = defaultdict(dict)
     for metric in metrics:
         if metric.name == name:
-            by_shard, shard = by_step[metric.step], metric.values.get(SHARD, 0.0)
+            by_shard = by_step[metric.step]
+            shard = metric.values.get(SHARD, 0.0), metric.values.get(LATER_PARTS)
             if shard not in by_shard or metric.measured_at >= by_shard[shard].measured_at:
                 by_shard[shard] = metric
     shards = [list(by_step[step].values()) for step in sorted(by_step)]

@@ -15,7 +15,7 @@ from pipelines.inspect.metrics_file import UNREADABLE, read_metrics
 from pipelines.inspect.run_files import METRICS_FILE, STATE_FILE, SUBMITTED, SUMMARY_FILE
 from pipelines.inspect.run_folders import config_file, newest_audit, read_run
 from pipelines.inspect.run_state.agents import agents_of
-from pipelines.inspect.run_state.buffers import SHARD, curriculum_levels, merge_shards
+from pipelines.inspect.run_state.buffers import curriculum_levels, merge_shards
 from pipelines.inspect.run_state.busy import busy_shares_of
 from pipelines.inspect.run_state.episodes import episodes_of
 from pipelines.inspect.run_state.errors import error_counts, errors_by_task, refused_rows
@@ -41,7 +41,7 @@ from pipelines.present.report.series import (
 )
 from pipelines.present.report.verdict import is_failing
 from pipelines.run_config import RunConfig
-from schemas.metric_labels import COMPONENT_MEAN
+from schemas.metric_labels import COMPONENT_MEAN, SHARD
 from schemas.records import Metric
 
 TENTH = 0.1

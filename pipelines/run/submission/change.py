@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pipelines.config import ConfigError, load_config, save_config
 from pipelines.inspect.run_files import SUBMITTED
 from pipelines.inspect.submissions import Submission
-from pipelines.roles import ALL_SHARDS
+from pipelines.roles import ALL_SHARDS, SCALED
 from pipelines.run.resumable import RESUMABLE, changed_keys, check_resumable, keep_model
 from pipelines.run.submission.detached import roles_here, stop
 
@@ -40,12 +40,13 @@ class SettingsChange:
         return changed_keys(self._before[submission.file], self._after[submission.file])
 
     def _refuse_single_shards(self) -> None:
-        alone = [each.role.name for each in self.concerned if each.pipeline == "score" and each.index != ALL_SHARDS]
-        if "score.shards" in self.keys and alone:
-            raise ConfigError(
-                f"score.shards cannot change, as shards were submitted one by one ({', '.join(alone)}): end each with "
-                "`laminar runs stop --role`, then submit score without --index"
-            )
+        for role in SCALED:
+            alone = [each.role.name for each in self.concerned if each.pipeline == role and each.index != ALL_SHARDS]
+            if f"{role}.shards" in self.keys and alone:
+                raise ConfigError(
+                    f"{role}.shards cannot change, as shards were submitted one by one ({', '.join(alone)}): end each "
+                    f"with `laminar runs stop --role`, then submit {role} without --index"
+                )
 
     def _refuse_absent_ranks(self) -> None:
         for each in self.submitted:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,14 @@ from operators.relay.config import AUTO
 from pipelines.config import Config, ConfigDraft, ConfigError, ConfigProblems
 from pipelines.inspect.log.chunks import rows_of
 from pipelines.inspect.run_folders import NoSuchRun, read_any
-from pipelines.inspect.run_state.buffers import SHARD
 from pipelines.inspect.run_state.events import RoleState
 from pipelines.inspect.run_state.local_run import submitted_roles
 from pipelines.inspect.run_state.refused import refused
 from pipelines.inspect.run_state.state import fold_all, new_run
 from pipelines.present.view.watch import Watch
-from pipelines.roles import ALL_SHARDS, DATA_PLANE, WITH_ENGINE, WITH_STORE, Role, RoleProcess
+from pipelines.roles import ALL_SHARDS, DATA_PLANE, WITH_ENGINE, WITH_STORE, RoleProcess
 from pipelines.run.preflight import absent_gpus, shared_gpus
-from pipelines.run.resharding import reshard_score
+from pipelines.run.resharding import reshard_role
 from pipelines.run.run_guard import COLUMNS, RunFailing, RunGuard
 from pipelines.run.run_kafka import WAIT_S
 from pipelines.run.submission.detached import roles_here
@@ -45,7 +45,7 @@ from pipelines.run.submission.role_checks import role_problems
 from pipelines.run.topics import check_kafka, make_topics
 from pipelines.run.upgrade import refuse_new_role
 from pipelines.shards import store_folder
-from schemas.metric_labels import EXHAUSTED
+from schemas.metric_labels import EXHAUSTED, SHARD
 from schemas.records import Metric
 from schemas.topics import EXPERIENCES, INBOX, METRICS, TRAJECTORIES
 
@@ -80,8 +80,8 @@ def prepare(draft: ConfigDraft, process: RoleProcess, note: Callable[[str], None
     check_kafka(own)  # before any topic is created
     make_topics(own, note)
     refuse_new_role(client, config.run.name, first.pipeline)
-    if Role("score", ALL_SHARDS) in process.roles:
-        retry_transient(lambda: reshard_score(config, note))
+    for name in (role.pipeline for role in process.roles if role.index == ALL_SHARDS):
+        retry_transient(partial(reshard_role, config, name, note))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,6 +106,29 @@ def test_new_shards_continue_where_the_old_ones_stopped(role: Role) -> None:
     again = [role.start(shard, 3) for shard in range(3)]
     assert [session.note.state for session in again] == [{"0": 3, "3": 3}, {"1": 3}, {"2": 3}]
     assert again[2].start > three[2].start, "a start number is never used twice"
+
+
+def test_new_shard_reads_again_what_one_of_the_old_ones_had_not(role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several shards may read the same partition, and write to the same ledger."""
+    divided = role.config
+
+    def shared(shard: int, shards: int) -> SessionConfig:
+        own = divided(shard, shards)
+        return replace(own, inputs=divided(0, 1).inputs, ledger=divided(0, 1).ledger)
+
+    monkeypatch.setattr(role, "config", shared)
+    role.feed("a", "b")
+    first, second = role.start(0, 2), role.start(1, 2)
+    records: list[Any] = []
+    while len(records) < 2 * PARTITIONS:
+        records += first.poll(1.0)
+    outputs = [Outgoing(f"{each.topic[:-3]}-out", each.partition, None, each.value, ()) for each in records]
+    first.commit(outputs, first.positions(), dict.fromkeys(first.ledger_ends, 2), {})
+    second.commit([], dict.fromkeys(second.positions(), 1), dict.fromkeys(second.ledger_ends, 1), {})
+    assert role.reshard(1) == 2
+    alone = role.start(0, 1)
+    assert set(alone.positions().values()) == {1}
+    assert sorted(record.value for record in alone.ledger) == [b"0b", b"1b", b"2b", b"3b"]
 
 
 def test_reshard_is_repeated_until_sealed_notes_are_visible(role: Role, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,12 +169,15 @@ def test_only_the_first_shard_requests_levels_for_all() -> None:
     assert (request.level, request.success_rate, request.answered) == (1, 1.0, 4)
 
 
+@pytest.mark.parametrize("changes", [False, True])
 @pytest.mark.parametrize("seed", range(25))
-def test_shards_lose_and_repeat_nothing_across_restarts(seed: int) -> None:
+def test_shards_lose_and_repeat_nothing_across_restarts(seed: int, changes: bool) -> None:
+    """With `changes` also while their number changes between restarts."""
     rng = random.Random(seed)
     shards = rng.choice([2, 3])
     buffers = Buffers(
         shards=shards,
+        max_shards=3 if changes else 0,
         partitions=rng.choice([3, 4]),
         ranks=rng.choice([1, 2]),
         global_batch=rng.choice([1, 5, 8]),
@@ -192,6 +195,8 @@ def test_shards_lose_and_repeat_nothing_across_restarts(seed: int) -> None:
         elif what < 0.33:
             newest += 1
             buffers.publish(newest)
+        elif changes and what < 0.36:
+            buffers.reshard(rng.randint(1, 3))
         elif what < 0.42:
             one.start()
         elif what < 0.75:

@@ -9,7 +9,7 @@ from buffer_harness import Buffer
 from record_factories import experience, prompt, trajectory
 
 from operators.experience.config import Component
-from operators.experience.make_batches import GroupClock
+from operators.experience.group_clock import GroupClock
 
 
 def test_clock_leaves_out_the_time_in_which_it_is_stopped() -> None:

@@ -36,7 +36,7 @@ def rows(outputs: Sequence[Any]) -> list[tuple[int | None, int]]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "shard", "shards", "budget", "expected"),
+    ("ranks", "division", "divisions", "budget", "expected"),
     [
         (1, 0, 1, 10**6, [(0, 8)]),
         (2, 0, 1, 10**6, [(0, 4), (1, 4)]),
@@ -44,11 +44,11 @@ def rows(outputs: Sequence[Any]) -> list[tuple[int | None, int]]:
         (1, 0, 1, 10, [(0, 2)] * 4),
     ],
 )
-def test_pack_batches_has_a_partition_for_each_rank_and_shard(
-    ranks: int, shard: int, shards: int, budget: int, expected: list[tuple[int, int]]
+def test_batches_have_a_partition_for_each_share_and_division(
+    ranks: int, division: int, divisions: int, budget: int, expected: list[tuple[int, int]]
 ) -> None:
-    outputs = [OTHER, replace(selected(4), shard=shard), OTHER]
-    packed = pack_batches(outputs, budget, ranks, shards)
+    outputs = [OTHER, replace(selected(4), division=division), OTHER]
+    packed = pack_batches(outputs, budget, ranks, divisions)
     assert packed[0] == packed[-1] == OTHER
     assert rows(packed) == expected
     assert count_batches(outputs, packed) == {"batches": 1}

@@ -77,6 +77,17 @@ def test_resumed_run_keeps_the_shares_of_its_batches() -> None:
     check_resumable(before, parse_config({"trainer": {"ranks": 2, "batch_shares": 4, "shard_ranks": 1}}, "test"))
 
 
+def test_run_resumes_with_shards_of_the_buffer_up_to_its_most() -> None:
+    kafka = {"partitions": 4}
+    before = parse_config({"kafka": kafka, "experience": {"shards": 2, "max_shards": 3}}, "test")
+    check_resumable(before, parse_config({"kafka": kafka, "experience": {"shards": 3, "max_shards": 3}}, "test"))
+    fixed = parse_config({"kafka": kafka, "experience": {"shards": 2}}, "test")
+    with pytest.raises(ConfigError, match=r"parts for 2 shards of the buffer, so experience\.shards is 2: a new run"):
+        check_resumable(fixed, parse_config({"kafka": kafka, "experience": {"shards": 1}}, "test"))
+    with pytest.raises(ConfigError, match=r"experience\.max_shards cannot change in a resumed run"):
+        check_resumable(before, parse_config({"kafka": kafka, "experience": {"shards": 2}}, "test"))
+
+
 BEFORE_RECORDS = {
     "autoscaling": "bounds that do not fit the inboxes",
     "deploy": "manifests",

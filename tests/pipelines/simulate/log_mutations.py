@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from infra.kafka import resharding
 from infra.kafka.note import Note
 from infra.kafka.session import Session
 from infra.kafka.simulated_consumer import SimulatedConsumer
@@ -158,6 +159,12 @@ def end_of_a_transaction_is_sent_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimulatedProducer, "commit_transaction", changed)
 
 
+def new_shards_read_from_the_farthest_position(patch: pytest.MonkeyPatch) -> None:
+    """Where several old shards read a partition, the new ones begin at the highest of their positions."""
+    merged = resharding._merged
+    patch.setattr(resharding, "_merged", lambda offsets, choose: merged(offsets, max))
+
+
 LOG_MUTATIONS = (
     note_offsets_are_lost,
     note_is_lost,
@@ -170,4 +177,5 @@ LOG_MUTATIONS = (
     unknown_outcome_is_retried,
     producer_does_not_fence,
     end_of_a_transaction_is_sent_again,
+    new_shards_read_from_the_farthest_position,
 )

@@ -125,8 +125,8 @@ def buffer_forgets_what_it_holds(patch: pytest.MonkeyPatch) -> None:
 def settlement_ledger_is_empty_after_a_start(patch: pytest.MonkeyPatch) -> None:
     """The buffer does not read its Settled records back, and its note has no marks."""
 
-    def restored(cls: Any, restored: Any, partitions: int, shard: int = 0, shards: int = 1) -> Any:
-        return SettlementLedger(TrajectoryLedger(partitions, None))
+    def restored(cls: Any, restored: Any, layout: Any) -> Any:
+        return SettlementLedger(TrajectoryLedger(layout.partitions, None))
 
     patch.setattr(SettlementLedger, "restored", classmethod(restored))
 

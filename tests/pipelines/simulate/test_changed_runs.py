@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from clean_histories import quiet
 
@@ -11,8 +13,9 @@ from pipelines.simulate.configurations import configuration, wiring
 from pipelines.simulate.faults import Fault
 from pipelines.simulate.world import SimulatedHistory, World
 from schemas.codec import decode
+from schemas.metric_labels import LATER_PARTS
 from schemas.records import LevelReply
-from schemas.topics import CURRICULUM, EXPERIENCES
+from schemas.topics import CURRICULUM, EXPERIENCES, METRICS, Topic
 
 __all__ = ["quiet"]
 
@@ -23,6 +26,12 @@ def played(shape: str, *faults: Fault, seed: int = 0) -> World:
     world = World(configuration(shape), wiring(shape), history, record_events=True)
     assert world.run().failure is None
     return world
+
+
+def written(world: World, topic: Topic) -> list[Any]:
+    """The committed records in partition 0 of a topic."""
+    log = world.cluster.log(Place(topic.name("simulated"), 0))
+    return [each for _, message in log.fetch(0, committed=True) for each in decode(message.value, message.headers)]
 
 
 @pytest.mark.parametrize(("number", "shards"), [(7, 3), (0, 1)])
@@ -38,14 +47,26 @@ def test_resumed_run_has_other_shards_of_score(number: int, shards: int) -> None
     assert all(log.end > 10 for log in experiences)
 
 
-def test_resharding_is_repeated_after_a_kill_at_any_time() -> None:
+@pytest.mark.parametrize(("number", "shards"), [(7, 3), (0, 1)])
+def test_resumed_run_has_other_shards_of_the_buffer(number: int, shards: int) -> None:
+    """One of two shards stands still before: the parts of batches that it has not written are written by a new one."""
+    pause = Fault(5.0, "pause", "experience-1", 4.5, 5)
+    world = played("buffer shards", pause, Fault(9.0, "reshard_run", "experience", 2.0, number))
+    assert world.config.experience.shards == shards
+    assert len([name for name in world.roles if name.startswith("experience")]) == shards
+    metrics = [each for each in written(world, METRICS) if each.name == "experience"]
+    assert any(LATER_PARTS in each.values for each in metrics) == (shards == 1)
+
+
+@pytest.mark.parametrize("shape", ["score shards", "buffer shards"])
+def test_resharding_is_repeated_after_a_kill_at_any_time(shape: str) -> None:
     for number in range(2, 12):
-        played("score shards", Fault(9.0, "reshard_run", "score", 0.1, number))
+        played(shape, Fault(9.0, "reshard_run", "score", 0.1, number))
 
 
 def test_experience_that_a_new_shard_scores_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its ledger a shard scores what its predecessor scored after its last note."""
-    monkeypatch.setattr("infra.kafka.resharding._chosen", lambda offsets, places: {})
+    monkeypatch.setattr("infra.kafka.resharding._lowest", lambda offsets, places: {})
     monkeypatch.setattr(TrajectoryLedger, "add", lambda self, key, size, emission: True)
     history = SimulatedHistory(0, "score shards", (Fault(9.0, "reshard_run", "score", 2.0, 0),))
     failure = World(configuration("score shards"), wiring("score shards"), history).run().failure
@@ -60,6 +81,4 @@ def test_run_goes_on_without_the_offsets_of_its_groups() -> None:
 def test_curriculum_changes_its_level_while_roles_are_killed() -> None:
     names = ("prompts", "experience", "placement", "score")
     world = played("curriculum", *(Fault(6.0 + 2 * n, "kill", name, 1.0, n) for n, name in enumerate(names)))
-    log = world.cluster.log(Place(CURRICULUM.name("simulated"), 0))
-    records = [each for _, message in log.fetch(0, committed=True) for each in decode(message.value, message.headers)]
-    assert len({each.level for each in records if isinstance(each, LevelReply)}) > 1
+    assert len({each.level for each in written(world, CURRICULUM) if isinstance(each, LevelReply)}) > 1

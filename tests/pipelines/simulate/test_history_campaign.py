@@ -39,6 +39,8 @@ def test_campaign_keeps_failures_and_forgets_those_of_other_code(
         return self.history
 
     monkeypatch.setattr(World, "run", run)
+    monkeypatch.setattr("pipelines.simulate.hosts.SHARED_MEMORY", tmp_path / "shared memory")
+    (tmp_path / "shared memory").mkdir()
     assert campaign(monkeypatch, tmp_path, 2, "a") == 1
     assert campaign(monkeypatch, tmp_path, 3, "a") == 1, "the failure of this code is kept"
     reason = "the simulation ended with ZeroDivisionError in run: a defect of the simulation"
@@ -46,6 +48,7 @@ def test_campaign_keeps_failures_and_forgets_those_of_other_code(
     output = capsys.readouterr().out
     assert f"seed 1: {reason}" in output
     assert "an hour with 2 processes" in output
+    assert not list((tmp_path / "shared memory").iterdir())
     monkeypatch.setattr(World, "run", lambda self: self.history)
     assert campaign(monkeypatch, tmp_path, 2, "b") == 0
     assert json.loads((tmp_path / "histories.json").read_text())["seeds"] == 2

@@ -58,6 +58,7 @@ RARE = {
     "start_reads_from_any_broker",
     "trim_writes_no_trim_point",
     "placement_decides_before_it_has_caught_up",
+    "new_shards_read_from_the_farthest_position",
 }
 """Defects that need rarer faults than those of HISTORIES: tests/soak/simulated_mutations.py plays them."""
 
@@ -73,6 +74,11 @@ FOUND = {
         5, "ranks", (Fault(21.74, "change_ranks", "rollout-0", 4.451, 115),)
     ),
     "restored_version_is_not_delivered": recorded("version-of-an-ended-start"),
+    "new_shards_read_from_the_farthest_position": SimulatedHistory(
+        0,
+        "buffer shards",
+        (Fault(5.0, "pause", "experience-1", 4.5, 5), Fault(9.0, "reshard_run", "experience", 2.0, 0)),
+    ),
     "placement_decides_before_it_has_caught_up": SimulatedHistory(
         252,
         "repack",
