@@ -19,7 +19,7 @@ import typer
 from infra.escaping import escape_control_characters, escape_to_one_line, print_escaped
 from infra.files import keep_files_private
 from infra.quiet_libraries import quiet_libraries
-from infra.runners.garbage_collection import collect_rarely
+from infra.runners.garbage_collection import collect_rarely, skip_collections_of_exit
 from infra.terminal import print_wrapped
 from pipelines import distribution
 from pipelines.cli.lazy import CommandModule, lazy_group, light_imports
@@ -111,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if own_process:
             collect_rarely()
+            skip_collections_of_exit()
             keep_files_private()
             quiet_libraries()
             sys.excepthook = _print_traceback

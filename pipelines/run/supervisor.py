@@ -167,13 +167,15 @@ class Supervisor:
     def _keep_newest(self, kind: type[BaseException] | None, *_: object) -> None:
         """After a stop request in training: let the trainer end its batch and write a checkpoint of the newest version.
 
-        Without Kafka it cannot end by itself, so nothing waits for it.
+        All other roles end meanwhile. Without Kafka the trainer cannot end by itself, so nothing waits for it.
         """
         if kind is not Interrupted or self.state.phase not in ("training", "final evaluation"):
             return
         trainers = [name for name in self._fleet.members if is_of_pipeline(name, TRAINER)]
         deadline = time.monotonic() + STOP_CHECKPOINT_S
         self._fleet.stop(trainers)
+        # After SIGTERM a rollout might first hand its work over.
+        self._fleet.stop([name for name in self._fleet.members if name not in trainers], signal.SIGINT)
         with suppress(BrokerUnreachable, TopicError, RoleFailed):  # the stop request is what ends the run
             while set(trainers) & {*self._fleet.running()} and time.monotonic() < deadline:
                 if self._stops.repeated or not self._kafka.answers():

@@ -39,7 +39,7 @@ def test_assembly_completes_a_batch_with_its_last_part() -> None:
 
 
 def test_assembly_completes_a_batch_with_its_last_partition() -> None:
-    assembly = BatchAssembly(range(2), shards=2)
+    assembly = BatchAssembly(range(2), divisions=2)
     assert feed(assembly, part(0), part(1), part(2)) == []
     assert feed(assembly, part(0, 0, 2), part(0, 1, 2), part(1), partition=1) == [0, 1]
     assert reasons(assembly) == []
@@ -100,7 +100,7 @@ def test_assembly_reports_a_gap_until_the_batch_arrives() -> None:
 
 
 def test_assembly_returns_lost_batches_without_parts() -> None:
-    assembly = BatchAssembly(range(2), shards=2, lost=(0, 2), starts=(5, 6))
+    assembly = BatchAssembly(range(2), divisions=2, lost=(0, 2), starts=(5, 6))
     assert assembly.take() == [WholeBatch(0, (), (5, 6))]
     assert feed(assembly, part(1), partition=0, offset=5) == []
     assert feed(assembly, part(0), part(1), part(2), part(3), partition=1, offset=6) == [1, 2]
@@ -111,11 +111,13 @@ def test_assembly_returns_lost_batches_without_parts() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(seed=st.integers(0, 2**32), shards=st.integers(1, 3), ranks=st.integers(1, 2), batches=st.integers(1, 6))
-def test_assembly_accepts_the_same_on_all_ranks_and_in_replay(seed: int, shards: int, ranks: int, batches: int) -> None:
+@given(seed=st.integers(0, 2**32), divisions=st.integers(1, 3), ranks=st.integers(1, 2), batches=st.integers(1, 6))
+def test_assembly_accepts_the_same_on_all_ranks_and_in_replay(
+    seed: int, divisions: int, ranks: int, batches: int
+) -> None:
     """Repeated, later and contradicting parts between whole batches change nothing, wherever reading begins."""
     rng = random.Random(seed)
-    log: dict[int, list[MicroBatch]] = {p: [] for p in range(ranks * shards)}
+    log: dict[int, list[MicroBatch]] = {p: [] for p in range(ranks * divisions)}
     for number in range(batches):
         for partition, parts in log.items():
             for _ in range(rng.randrange(3)):
@@ -128,17 +130,17 @@ def test_assembly_accepts_the_same_on_all_ranks_and_in_replay(seed: int, shards:
                     )
                 )
             count = rng.randrange(1, 4)
-            parts += [part(number, index, count, partition // shards) for index in range(count)]
+            parts += [part(number, index, count, partition // divisions) for index in range(count)]
     order = [partition for partition, parts in log.items() for _ in parts]
     rng.shuffle(order)
     taken = dict.fromkeys(log, 0)
-    alone = BatchAssembly(range(ranks * shards), shards=shards)
-    apart = [BatchAssembly(range(r * shards, (r + 1) * shards), shards=shards) for r in range(ranks)]
+    alone = BatchAssembly(range(ranks * divisions), divisions=divisions)
+    apart = [BatchAssembly(range(r * divisions, (r + 1) * divisions), divisions=divisions) for r in range(ranks)]
     found: list[list[WholeBatch]] = [[] for _ in range(ranks + 1)]
     for partition in order:
         offset = taken[partition]
         taken[partition] += 1
-        for assembly, into in ((alone, found[-1]), (apart[partition // shards], found[partition // shards])):
+        for assembly, into in ((alone, found[-1]), (apart[partition // divisions], found[partition // divisions])):
             into += assembly.add(log[partition][offset], partition, offset)
     for whole in found:
         assert [batch.number for batch in whole] == list(range(batches))
@@ -148,7 +150,7 @@ def test_assembly_accepts_the_same_on_all_ranks_and_in_replay(seed: int, shards:
     assert len(alone.rejected) == sum(len(each.rejected) for each in apart)
     begun = rng.randrange(batches)
     starts = found[-1][begun].next_offsets
-    again = BatchAssembly(range(ranks * shards), shards=shards, first=begun + 1, starts=starts)
+    again = BatchAssembly(range(ranks * divisions), divisions=divisions, first=begun + 1, starts=starts)
     rest = [
         batch
         for partition, start in enumerate(starts)
