@@ -37,6 +37,8 @@ from schemas.hidden_modules import hidden_modules
 
 GRACE_S = 3.5
 """How long roles may drain before they are killed."""
+ORPHAN_GRACE_S = 0.5
+"""That of the roles of a killed supervisor: a local broker has been killed with it, so most wait in vain."""
 _TICK_S = 0.05
 _ROLE_MODULES = (
     "apache_beam.runners.portability.fn_api_runner.fn_runner",
@@ -103,7 +105,7 @@ def import_role_modules(model: str = "") -> None:
 
 class _Zygote:
     def __init__(self, commands: int, events: int) -> None:
-        self._commands, self._events = commands, events
+        self._commands, self._events, self._supervisor = commands, events, os.getppid()
         self._buffer = b""
         self._running: dict[int, str] = {}
         self._gateways: set[str] = set()
@@ -176,8 +178,8 @@ class _Zygote:
         _release_listener()
         for pid in self._running:
             os.kill(pid, signal.SIGINT)  # after SIGTERM a rollout might first hand its work over
-        deadline = time.monotonic() + GRACE_S
-        while self._running and time.monotonic() < deadline:
+        ending_since = time.monotonic()
+        while self._running and time.monotonic() < ending_since + self._grace_s():
             self._reap()
             time.sleep(_TICK_S / 5)
         for pid in self._running:
@@ -189,6 +191,9 @@ class _Zygote:
             remove_store(self._store, in_use=True)
         if self._temporary_folder is not None:
             shutil.rmtree(self._temporary_folder, ignore_errors=True)
+
+    def _grace_s(self) -> float:
+        return GRACE_S if os.getppid() == self._supervisor else ORPHAN_GRACE_S
 
 
 def _has_gateway(command: Mapping[str, Any]) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
-from pipelines.run import zygote_process
+from pipelines.run import zygote, zygote_process
 from pipelines.run.zygote_process import ZYGOTE_LOG, ZygoteProcess, temporary_folder, wait_for_zygote
 
 
@@ -36,6 +39,21 @@ def test_temporary_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatc
     assert found.is_dir()
 
 
+def test_roles_of_a_killed_supervisor_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ignoring = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+    role = subprocess.Popen([sys.executable, "-c", ignoring], stdout=subprocess.PIPE)
+    assert role.stdout is not None
+    assert role.stdout.readline() == b"\n"
+    ended = zygote._Zygote(0, 1)
+    ended._running = {role.pid: "trainer"}
+    monkeypatch.setattr(zygote, "GRACE_S", 600.0)
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    ended._end()
+    assert not psutil.pid_exists(role.pid)
+    role.stdout.close()
+    role.returncode = -signal.SIGKILL  # the zygote has reaped it
+
+
 def test_zygote_of_a_killed_run_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It removes the store and the temporary folder at its end, and a resumed run has the same ones."""
     log, checks = tmp_path / ZYGOTE_LOG, list[None]()
@@ -43,9 +61,9 @@ def test_zygote_of_a_killed_run_is_waited_for(tmp_path: Path, monkeypatch: pytes
     command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     started = partial(subprocess.Popen, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     monkeypatch.setattr(zygote_process, "start_zygote", lambda file, model: started(stderr=file))
-    zygote = ZygoteProcess(log, "", tmp_path / "store")
+    process = ZygoteProcess(log, "", tmp_path / "store")
     assert not wait_for_zygote(log, lambda: checks.append(None), 0.1)
     assert checks
-    zygote.ready = True
-    zygote.close()
+    process.ready = True
+    process.close()
     assert wait_for_zygote(log, lambda: None, 0.0)
