@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ MAX_POLL_BATCHES = 16
 FETCH_WAIT_MS = 50
 """How long a broker may hold a fetch without records: the next request waits behind it."""
 
+_IO_THREADS = "kafka-io-"
 _idle: list[tuple[ClientProperties, KafkaConsumer]] | None = None
 
 
@@ -37,7 +39,16 @@ def open_consumer(client: ClientProperties) -> Iterator[KafkaConsumer]:
             consumer.unsubscribe()
             _idle.append((client, consumer))
         else:
-            consumer.close(autocommit=False)
+            _close(consumer)
+
+
+def _close(consumer: KafkaConsumer) -> None:
+    """Close `consumer`. The garbage collector may end an abandoned reader on a thread of kafka-python, which must not
+    wait for its own work: another thread closes the consumer then."""
+    if threading.current_thread().name.startswith(_IO_THREADS):
+        threading.Thread(target=_close, args=(consumer,), name="close", daemon=True).start()
+    else:
+        consumer.close(autocommit=False)
 
 
 @contextlib.contextmanager
@@ -50,7 +61,7 @@ def reuse_consumers() -> Iterator[None]:
     finally:
         kept, _idle = _idle or [], None
         for _, consumer in kept:
-            consumer.close(autocommit=False)
+            _close(consumer)
 
 
 def _take_idle(client: ClientProperties) -> KafkaConsumer | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -68,7 +69,8 @@ class TrainingReplay:
             model, divisions = self.config.model_folder(), self.config.experience.divisions
             replay = Replay(part.config, model, rendezvous.ranks, divisions, checkpoint)
             log = _Log(self.client, self.config.run.name)
-            updates = list(log_updates(replay.train(log.parts(), part.end)))
+            with closing(log.parts()) as parts:
+                updates = list(log_updates(replay.train(parts, part.end)))
             if state is None:
                 return Replayed(updates, log.undecodable + replay.rejected, replay.save(self.model))
             replay.save_state(state)
@@ -110,7 +112,7 @@ class _Log:
     run: str
     undecodable: int = 0
 
-    def parts(self) -> Iterator[tuple[MicroBatch, int, int]]:
+    def parts(self) -> Generator[tuple[MicroBatch, int, int]]:
         """Yield the micro-batches with partition and offset."""
         for record in read_topic(self.client, BATCHES.name(self.run)):
             if record.error is None and all(isinstance(row, MicroBatch) for row in record.rows):

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from infra.kafka.properties import ClientProperties
 from infra.kafka.run_release import last_notes, read_release, record_release, release_of
+from infra.kafka.shard_layout import present_notes
 from pipelines.config import Config
+from pipelines.inspect.audit.audit_run import committed_notes
 from pipelines.roles import AGENT_PIPELINES, processes_of
 from schemas.release import FIRST, NEWEST, RELEASE, NewerRelease, NotInRelease, release_numbers
-from schemas.topics import run_prefix
+from schemas.topics import RESTORE, run_prefix
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,9 @@ def refuse_new_role(client: ClientProperties, run: str, pipeline: str) -> None:
 
 def older_roles(client: ClientProperties, run: str) -> list[OlderRole]:
     """The roles of `run` whose last commit was made by an older release, by name."""
-    found = []
+    found, present = [], present_notes(committed_notes(client, RESTORE.name(run)))
     for group, note in sorted(last_notes(client, run).items()):
-        if (release := release_of(note)).partition(".dev")[0] != NEWEST:
+        if group in present and (release := release_of(note)).partition(".dev")[0] != NEWEST:
             name = group.removeprefix(run_prefix(run))
             found.append(OlderRole(name, release or FIRST, note.timestamp))
     return found

@@ -13,6 +13,7 @@ from infra.kafka.admin import admin_client
 from infra.kafka.lag import group_lags, list_groups
 from infra.kafka.note import Note, place_of
 from infra.kafka.properties import ClientProperties
+from infra.kafka.shard_layout import present_notes
 from infra.kafka.topic_reader import raw_decoder, read_partition
 from pipelines.inspect.audit.audit_run import committed_notes
 from pipelines.inspect.audit.decode import DecodedRecord, decode_for_audit
@@ -164,12 +165,15 @@ def needs_of(client: ClientProperties, run: str, ignored: Collection[str] = ()) 
 
     with admin_client(client) as admin:
         groups = list_groups(admin, prefix)
-        notes = committed_notes(client, RESTORE.name(run))
+        every = committed_notes(client, RESTORE.name(run))
+        notes = present_notes(every)
         others = {group for group in {*groups, *notes} if _pipeline(group, prefix) not in ALL_PIPELINES}
         if wrong := sorted(set(ignored) - others):
             known = f"the others are {', '.join(sorted(others))}" if others else "it has no other"
             raise UnknownGroup(f"run {run} has no group {wrong[0]} beside those of its roles; {known}")
-        for lag in group_lags(admin, [group for group in groups if group not in ignored]):
+        # A role reads on from its note; its group keeps offsets of partitions that another shard has now.
+        noted = {group for group in every if _pipeline(group, prefix) in READS}
+        for lag in group_lags(admin, [group for group in groups if group not in noted and group not in ignored]):
             short_name, pipeline = lag.topic.removeprefix(prefix), _pipeline(lag.group, prefix)
             topic = CATALOGUE.get(short_name)
             if topic is not None and (pipeline in topic.consumers or pipeline not in ALL_PIPELINES):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from kafka import KafkaProducer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 from markers import wait_for_markers
+from waiting import until
 
+from infra.kafka import consumers
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
+from infra.kafka.consumers import new_consumer
 from infra.kafka.lag import group_lags, list_groups, record_counts
 from infra.kafka.offset_span import Edge, parse_span
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic, partition_ranges, resolve_span
-from infra.kafka.topic_reader import last_records, read_topic
+from infra.kafka.topic_reader import last_records, read_batches, read_topic
 from schemas.codec import encode
 from schemas.records import Metric
 from schemas.topics import METRICS, group_name, run_of, run_prefix
@@ -133,3 +138,25 @@ def test_run_of_topic_name() -> None:
     assert run_of("laminar.a.nonsense") is None
     assert run_of("other.a.metrics") is None
     assert METRICS.name("a") == run_prefix("a") + "metrics"
+
+
+def test_abandoned_reader_may_end_on_a_thread_of_its_client(
+    client: ClientProperties, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The garbage collector runs on any thread, and a thread of kafka-python must not wait for its own work."""
+    opened: list[Any] = []
+    monkeypatch.setattr(consumers, "new_consumer", lambda client: opened.append(new_consumer(client)) or opened[0])
+    reader = read_batches(client, topic)
+    next(reader)
+    ended: list[BaseException | None] = []
+
+    async def end() -> None:
+        try:
+            reader.close()
+        except BaseException as error:  # noqa: BLE001 - the test fails by it
+            ended.append(error)
+        ended.append(None)
+
+    opened[0]._coordinator._net.call_soon_threadsafe(end)
+    until(lambda: ended and opened[0]._closed)
+    assert ended == [None]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from clean_histories import quiet
 
+from infra.kafka.note import Note, place_of
 from infra.simulation.cluster import Place
 from operators.io.ledger import TrajectoryLedger
 from pipelines.simulate.configurations import configuration, wiring
@@ -15,7 +16,7 @@ from pipelines.simulate.world import SimulatedHistory, World
 from schemas.codec import decode
 from schemas.metric_labels import LATER_PARTS
 from schemas.records import LevelReply
-from schemas.topics import CURRICULUM, EXPERIENCES, METRICS, Topic
+from schemas.topics import CURRICULUM, EXPERIENCES, METRICS, RESTORE, TRAJECTORIES, Topic
 
 __all__ = ["quiet"]
 
@@ -56,6 +57,23 @@ def test_resumed_run_has_other_shards_of_the_buffer(number: int, shards: int) ->
     assert len([name for name in world.roles if name.startswith("experience")]) == shards
     metrics = [each for each in written(world, METRICS) if each.name == "experience"]
     assert any(LATER_PARTS in each.values for each in metrics) == (shards == 1)
+
+
+@pytest.mark.parametrize(("shape", "topic"), [("score shards", TRAJECTORIES), ("buffer shards", EXPERIENCES)])
+def test_shards_that_have_ended_hold_no_records_back(shape: str, topic: Topic) -> None:
+    """A trim leaves what present readers need; the last shard's group and note keep its last position for ever."""
+    world = played(shape, Fault(9.0, "reshard_run", "score", 2.0, 0), Fault(24.0, "trim", "placement", 30.0, 1))
+    ended = f"laminar.simulated.{'score' if topic is TRAJECTORIES else 'experience'}.1"
+    note = [Note.decode(each.note) for each in written(world, RESTORE) if each.group == ended][-1]
+    assert note.sealed
+    read = {
+        place_of(name): offset
+        for name, offset in note.offsets.items()
+        if place_of(name).topic.endswith(topic.short_name)
+    }
+    assert read
+    for place, offset in read.items():
+        assert world.cluster.log(Place(*place)).begin > offset
 
 
 @pytest.mark.parametrize("shape", ["score shards", "buffer shards"])
