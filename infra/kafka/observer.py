@@ -45,6 +45,8 @@ GroupOffsets = Mapping[str, Mapping[TopicPartition, int]]
 """Offset by partition by group."""
 
 
+_MOVING = ("score", "experience", "trainer")
+"""Pipelines whose partitions may move to another shard or rank; the group of the one before keeps its last offset."""
 _NO_POSITION = ("placement", TRAJECTORIES.short_name)
 """A consumer and a topic of which it commits the oldest trajectory that is outstanding, not how far it has read."""
 
@@ -56,7 +58,7 @@ def topic_lags(run: str, committed: GroupOffsets, ends: Mapping[TopicPartition, 
     consumers named in the catalogue count, without `_NO_POSITION`. Transaction markers are included.
     """
     behind: dict[str, Counter[str]] = defaultdict(Counter)
-    for short_name, pipeline, _, lag in _lags(run, committed, ends):
+    for (short_name, pipeline, _, _), lag in _lags(run, committed, ends).items():
         behind[short_name][pipeline] += lag
     return {short_name: max(behind[short_name].values()) for short_name in CATALOGUE if short_name in behind}
 
@@ -64,22 +66,30 @@ def topic_lags(run: str, committed: GroupOffsets, ends: Mapping[TopicPartition, 
 def inbox_lags(run: str, committed: GroupOffsets, ends: Mapping[TopicPartition, int]) -> dict[int, int]:
     """The lag of the slowest consumer of each replica's inbox, by replica; otherwise as `topic_lags`."""
     behind: dict[int, int] = {}
-    for short_name, _, partition, lag in _lags(run, committed, ends):
+    for (short_name, _, _, partition), lag in _lags(run, committed, ends).items():
         if short_name == INBOX.short_name:
             behind[partition] = max(lag, behind.get(partition, 0))
     return behind
 
 
-def _lags(run: str, committed: GroupOffsets, ends: Mapping[TopicPartition, int]) -> Iterator[tuple[str, str, int, int]]:
-    """Topic, pipeline, partition and lag of each committed offset that counts."""
-    prefix = run_prefix(run)
+def _lags(
+    run: str, committed: GroupOffsets, ends: Mapping[TopicPartition, int]
+) -> dict[tuple[str, str, str, int], int]:
+    """The lag of each committed offset that counts, by topic, pipeline, group and partition.
+
+    The groups of a pipeline in `_MOVING` count as one, with the least lag of each partition.
+    """
+    prefix, found = run_prefix(run), dict[tuple[str, str, str, int], int]()
     for group, offsets in committed.items():
         pipeline = group.removeprefix(prefix).rpartition(".")[0]
         for where, offset in offsets.items():
             short_name = where.topic.removeprefix(prefix)
             known = short_name in CATALOGUE and pipeline in CATALOGUE[short_name].consumers
             if known and (pipeline, short_name) != _NO_POSITION and where in ends:
-                yield short_name, pipeline, where.partition, max(0, ends[where] - offset)
+                reader = short_name, pipeline, "" if pipeline in _MOVING else group, where.partition
+                lag = max(0, ends[where] - offset)
+                found[reader] = min(lag, found.get(reader, lag))
+    return found
 
 
 class Observer(ClosedAtExit):

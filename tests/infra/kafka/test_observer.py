@@ -200,6 +200,11 @@ def at(topic: Topic, partition: int = 0) -> TopicPartition:
         ({"placement.0": {at(PROMPTS): 4}}, {"prompts": 6}),
         # over shards it adds up, over pipelines the slowest counts
         ({"score.0": {at(TRAJECTORIES): 7}, "score.1": {at(TRAJECTORIES, 1): 8}}, {"trajectories": 5}),
+        # shard 0 had partition 1 before
+        (
+            {"score.0": {at(TRAJECTORIES): 7, at(TRAJECTORIES, 1): 0}, "score.1": {at(TRAJECTORIES, 1): 8}},
+            {"trajectories": 5},
+        ),
         ({"experience.0": {at(EXPERIENCES): 7}, "evaluation.0": {at(EXPERIENCES): 9}}, {"experiences": 3}),
         # placement commits its oldest outstanding trajectory
         ({"score.0": {at(TRAJECTORIES): 7}, "placement.0": {at(TRAJECTORIES): 0}}, {"trajectories": 3}),
