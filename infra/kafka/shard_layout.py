@@ -54,16 +54,6 @@ def is_shard(group: str) -> bool:
     return group.rpartition(".")[2].isdecimal()
 
 
-def present_notes(notes: Mapping[str, Note]) -> dict[str, Note]:
-    """`notes` by group, without those of shards that a change of their number has ended."""
-
-    def has_ended(group: str, note: Note) -> bool:
-        first = notes.get(f"{role_prefix(group)}0")
-        return note.sealed and first is not None and shard_of(group) >= first.shards
-
-    return {group: note for group, note in notes.items() if not has_ended(group, note)}
-
-
 def layout_of(notes: Mapping[int, Note]) -> int:
     """The number of shards, from the notes by shard, one or more."""
     return notes[min(notes)].shards

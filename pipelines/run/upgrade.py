@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from infra.kafka.properties import ClientProperties
 from infra.kafka.run_release import last_notes, read_release, record_release, release_of
-from infra.kafka.shard_layout import present_notes
 from pipelines.config import Config
 from pipelines.inspect.audit.audit_run import committed_notes
+from pipelines.inspect.present_notes import present_notes
 from pipelines.roles import AGENT_PIPELINES, processes_of
 from schemas.release import FIRST, NEWEST, RELEASE, NewerRelease, NotInRelease, release_numbers
 from schemas.topics import RESTORE, run_prefix

@@ -13,10 +13,10 @@ from infra.kafka.admin import admin_client
 from infra.kafka.lag import group_lags, list_groups
 from infra.kafka.note import Note, place_of
 from infra.kafka.properties import ClientProperties
-from infra.kafka.shard_layout import present_notes
 from infra.kafka.topic_reader import raw_decoder, read_partition
 from pipelines.inspect.audit.audit_run import committed_notes
 from pipelines.inspect.audit.decode import DecodedRecord, decode_for_audit
+from pipelines.inspect.present_notes import present_notes
 from pipelines.restart_reads import LEDGER, READS
 from pipelines.roles import ALL_PIPELINES
 from schemas.codec import UndecodableRecord
