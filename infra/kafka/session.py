@@ -366,7 +366,7 @@ class Session:
         consumer.assign(assigned)
         for tp, source in self._inputs():
             noted = self.note.offsets.get(name_of(tp)) if source.start == "committed" else None
-            if noted is not None:
+            if noted is not None and (source.newest is None or noted >= begins[tp]):
                 check_position(config.group, tp, noted, begins[tp], ends[tp])
                 consumer.seek(tp, noted)
             elif source.start == "latest":

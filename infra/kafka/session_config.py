@@ -23,7 +23,8 @@ class Partition(NamedTuple):
 class Input:
     """A topic to read, from the committed offset, the earliest one, or the present end.
 
-    Without a committed offset it is read from its beginning, or only the `newest` offsets of each partition.
+    Without a committed offset it is read from its beginning, or only the `newest` offsets of each partition; with
+    `newest` also where the log begins after that offset.
     """
 
     topic: str

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from blake3 import blake3
 
-from infra.kafka.admin import admin_client
+from infra.kafka.admin import admin_client, end_offsets
 from infra.kafka.lag import group_lags, list_groups
 from infra.kafka.note import Note, place_of
 from infra.kafka.properties import ClientProperties
@@ -22,7 +22,7 @@ from pipelines.roles import ALL_PIPELINES
 from schemas.codec import UndecodableRecord
 from schemas.identity import TrajectoryKey, parse_trajectory_id
 from schemas.records import MicroBatch, Prompt, Settled, WeightVersion
-from schemas.topics import CATALOGUE, RESTORE, run_prefix
+from schemas.topics import CATALOGUE, RELAY, RESTORE, run_prefix
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,10 @@ class Cut:
     """Why the next record is retained."""
     batch: int | None = None
 
+
+LEFT_MANIFESTS = 4096
+"""How many of the newest manifests a trim leaves, at least, to rollouts and relays that have not read them. One that is
+further behind has left, mostly for good; if it comes back it begins with the newest ones, like a new one."""
 
 RetainReason = Callable[[Any], str | None]
 """Why a record and all after it are retained; None: it may be deleted."""
@@ -167,6 +171,7 @@ def needs_of(client: ClientProperties, run: str, ignored: Collection[str] = ()) 
         groups = list_groups(admin, prefix)
         every = committed_notes(client, RESTORE.name(run))
         notes = present_notes(every)
+        manifests = sum(end_offsets(admin, [RELAY.name(run)]).values())
         others = {group for group in {*groups, *notes} if _pipeline(group, prefix) not in ALL_PIPELINES}
         if wrong := sorted(set(ignored) - others):
             known = f"the others are {', '.join(sorted(others))}" if others else "it has no other"
@@ -187,8 +192,10 @@ def needs_of(client: ClientProperties, run: str, ignored: Collection[str] = ()) 
                     need(topic_name.removeprefix(prefix), partition, offset, f"group {group}")
             for short_name, kind in READS.get(pipeline, {}):
                 if kind != LEDGER:
+                    may_be_gone = short_name == RELAY.short_name and pipeline in ("rollout", "relay")
                     for where, offset in _offsets_of(note.offsets, f"{prefix}{short_name}"):
-                        need(short_name, where, offset, f"group {group}")
+                        read = max(offset, manifests - LEFT_MANIFESTS) if may_be_gone else offset
+                        need(short_name, where, read, f"group {group}")
                     continue
                 # A note without ledger offsets needs all partitions from their beginnings.
                 for where, offset in _offsets_of(note.ledger, f"{prefix}{short_name}") or [(_EVERY, 0)]:

@@ -10,10 +10,10 @@ from kafka import KafkaProducer, TopicPartition
 from kafka.errors import UnknownTopicOrPartitionError
 from shard_sessions import Open, feed, polled, record, source, visible
 
-from infra.kafka.admin import TopicSpec, admin_client, create_topics, delete_topics
+from infra.kafka.admin import TopicSpec, admin_client, create_topics, delete_records, delete_topics
 from infra.kafka.log_gaps import LogTruncated, NoteMissing, check_topics
 from infra.kafka.session import Partition, SessionLost
-from infra.kafka.session_config import SessionConfig
+from infra.kafka.session_config import Input, SessionConfig
 from schemas.release import OldRelease
 
 
@@ -164,3 +164,17 @@ class Refreshing:
 def test_check_topics_advises_after_a_refresh_under_way() -> None:
     with pytest.raises(UnknownTopicOrPartitionError, match=r"there is no topic gone.*deleted"):
         check_topics(Refreshing(), [TopicPartition("gone", 0)])
+
+
+def test_session_that_reads_the_newest_does_not_need_older_ones(config: SessionConfig, opened: Open) -> None:
+    """A trim does not wait for a process that may have left for good."""
+    feed(config, b"a", b"b", b"c", b"d")
+    newest = replace(config, inputs=(Input(source(config).topic, (0,), newest=2),))
+    others = replace(config, group=f"{config.group}-2")
+    for each in (newest, others):
+        opened(each).commit([], {source(config): 0}, {}, {})
+    with admin_client(config.client) as admin:
+        delete_records(admin, {(source(config).topic, 0): 1})
+    assert opened(newest).positions() == {source(config): 2}
+    with pytest.raises(LogTruncated):
+        opened(others)

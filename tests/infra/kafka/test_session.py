@@ -17,6 +17,7 @@ import pytest
 from kafka import KafkaProducer, TopicPartition
 from kafka.errors import KafkaError, KafkaTimeoutError
 from shard_sessions import Open, feed, named, polled, record, source, visible, write_note
+from waiting import until
 
 from infra.kafka.admin import admin_client, committed_offsets
 from infra.kafka.group_progress import GROUP_OFFSETS_S
@@ -159,19 +160,23 @@ def test_group_offsets_follow_the_note(config: SessionConfig, opened: Open, monk
     place = TopicPartition(*source(config))
     monkeypatch.setattr(session._clients, "monotonic", lambda: now)
 
-    def group_offset() -> int:
+    def until_group_is_at(offset: int) -> None:
+        """Kafka shows it once the marker of the transaction is written."""
         with admin_client(config.client) as admin:
-            return int(committed_offsets(admin, config.group)[place].offset)
+            until(lambda: (found := committed_offsets(admin, config.group).get(place)) and found.offset == offset)
 
     session.commit([record(config, b"A")], {source(config): 1}, {}, {})
     session.commit([record(config, b"B")], {source(config): 2}, {}, {})
-    assert (group_offset(), session.group_offsets_due()) == (1, False), "written less than a second ago"
+    assert not session.group_offsets_due(), "written less than a second ago"
+    until_group_is_at(1)
     now += GROUP_OFFSETS_S
     assert session.group_offsets_due()
     session.commit([], {}, {}, {})
-    assert (group_offset(), session.group_offsets_due()) == (2, False), "offsets of an earlier commit are not forgotten"
+    assert not session.group_offsets_due()
+    until_group_is_at(2)  # offsets of an earlier commit are not forgotten
     session.commit([], {source(config): 3}, {}, {}, True)
-    assert (group_offset(), session.group_offsets_due(last=True)) == (3, False), "the last commit does not wait"
+    assert not session.group_offsets_due(last=True)
+    until_group_is_at(3)  # the last commit does not wait
     assert opened(config).note.offsets == {named(source(config)): 3}
 
 

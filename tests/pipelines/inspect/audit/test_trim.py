@@ -18,6 +18,7 @@ from infra.kafka.broker import Broker
 from infra.kafka.note import Note
 from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.trim_points import newest_trim_point
+from pipelines.trim import cuts
 from pipelines.trim import plan as plan_module
 from pipelines.trim.cuts import LogPartition, UnknownGroup
 from pipelines.trim.plan import TrimRefused, execute, plan_trim
@@ -164,6 +165,18 @@ def test_plan_trim_retains_records_of_an_export_that_paused(run: TrimmedRun) -> 
     for wrong in (group_name(run.run, "placement"), f"{group}1"):
         with pytest.raises(UnknownGroup, match=f"no group {wrong} beside those of its roles; the others are {group}"):
             run.plan("1.3", ignored_groups=[wrong])
+
+
+def test_trim_does_not_wait_for_a_rollout_that_has_left(run: TrimmedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    group, relay = group_name(run.run, "rollout", 7), LogPartition("relay", 0)
+    with admin_client(run.client) as admin:
+        create_topics(admin, [TopicSpec(RESTORE.name(run.run), 1)])
+    note = Note(1, offsets={f"{RELAY.name(run.run)}:0": 0}).encode()
+    write_as_role(run.client, run.run, RESTORE, [CommitNote(group, note, 0)], key=group.encode())
+    cut = run.plan("1.3").cuts[relay]
+    assert (cut.offset, cut.held_by) == (0, f"group {group}")
+    monkeypatch.setattr(cuts, "LEFT_MANIFESTS", 2)
+    assert run.plan("1.3").cuts[relay].offset > 0
 
 
 def test_audit_after_a_trim_finds_repeated_training(run: TrimmedRun) -> None:
