@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 from laminar_runs import StartRun
 from small_runs import COMPACT
@@ -13,7 +11,7 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.topic_reader import read_topic
 from pipelines.inspect.metrics_file import read_metrics
 from pipelines.present.report.series import batches, staleness_histogram
-from schemas.records import PolicyVersion, Trajectory
+from schemas.records import Trajectory
 from schemas.topics import TRAJECTORIES
 
 TRAINED = 8 * 16
@@ -68,12 +66,10 @@ SLOTS = "placement.refresh=slot placement.replica_batch=16 rollout.slots=4"
 
 
 @pytest.mark.parametrize("generated", [SLOTS], indirect=True)
-def test_slots_run_trajectories_of_two_versions_at_once(generated: tuple[list[Trajectory], dict[int, int]]) -> None:
+def test_slots_generate_each_trajectory_under_one_version(
+    generated: tuple[list[Trajectory], dict[int, int]],
+) -> None:
+    """That a replica runs two versions at once depends on times, so a simulated run shows it (test_slots.py)."""
     trajectories, _ = generated
     assert {len(each.version_spans) for each in trajectories} == {1}
-    times: dict[PolicyVersion, list[int]] = {}
-    for each in trajectories:
-        times.setdefault(each.version_spans[0].version, []).extend((each.started_at, each.finished_at))
-    versions = sorted(times)
-    assert len(versions) > 2
-    assert any(min(times[newer]) < max(times[older]) for older, newer in pairwise(versions))
+    assert len({each.version_spans[0].version for each in trajectories}) > 1
