@@ -24,8 +24,8 @@ from rich.table import Table
 
 from benchmarks.emulated_runs import RunMeasurement, run_emulated
 from benchmarks.expected_lengths import length_prior, longest_first
-from benchmarks.length_prediction import CLUSTER, GROUP, DataSet
-from benchmarks.repack import EXAMPLE, changes
+from benchmarks.length_prediction import CLUSTER, GROUP, DataSet, cluster_changes
+from benchmarks.repack import EXAMPLE
 from pipelines.present.report.machine import describe_machine
 
 ORDERS = ("log order", "by earlier epochs", "by true means")
@@ -66,16 +66,8 @@ def run_order(data: DataSet, order: str, repack: bool, folder: Path, options: ar
     name = f"{'repack' if repack else 'none'}-{order.replace(' ', '-')}-{options.seed}"
     file = folder / f"{name}.jsonl"
     write_lengths(file, ordered_groups(data, order, 2 * options.steps * WINDOW))
-    shape = {"replicas": CLUSTER.replicas, "time_scale": options.time_scale, "stride": CLUSTER.stride, "shorter": 1}
-    settings = changes(repack, argparse.Namespace(**shape, steps=options.steps, seed=options.seed))
-    own = [
-        f"rollout.slots={CLUSTER.batch}",
-        f"experience.global_batch={CLUSTER.global_batch}",
-        f"rollout.kv_capacity={CLUSTER.kv_tokens // CLUSTER.stride}",
-        f"placement.repack_requests={CLUSTER.most_requests}",
-        f"rollout.emulation.lengths.file={file}",
-    ]
-    return run_emulated(EXAMPLE, name, folder, [*settings, *own])
+    settings = cluster_changes(repack, options.time_scale, options.steps, options.seed)
+    return run_emulated(EXAMPLE, name, folder, [*settings, f"rollout.emulation.lengths.file={file}"])
 
 
 def main() -> None:

@@ -178,13 +178,18 @@ class LongestFirst(WaitingWork):
         return super().head(purpose)
 
 
+def cluster_changes(repack: bool, time_scale: float, steps: int, seed: int) -> list[str]:
+    """The changes to the example for a run of CLUSTER."""
+    shape = {"replicas": CLUSTER.replicas, "time_scale": time_scale, "stride": CLUSTER.stride, "shorter": 1}
+    settings = changes(repack, argparse.Namespace(**shape, steps=steps, seed=seed))
+    sizes = [f"rollout.slots={CLUSTER.batch}", f"experience.global_batch={CLUSTER.global_batch}"]
+    sizes += [f"rollout.kv_capacity={CLUSTER.kv_tokens // CLUSTER.stride}"]
+    return [*settings, *sizes, f"placement.repack_requests={CLUSTER.most_requests}"]
+
+
 def predict(data: DataSet, longest_first: bool, repack: bool, seed: int) -> Prediction:
     """The run of benchmarks/repack.py with the prompts of `data`, by placement's own code in virtual time."""
-    shape = {"replicas": CLUSTER.replicas, "time_scale": 1.0, "stride": CLUSTER.stride, "shorter": 1, "steps": 5}
-    settings = changes(repack, argparse.Namespace(**shape, seed=seed))
-    sizes = [f"rollout.slots={CLUSTER.batch}", f"experience.global_batch={CLUSTER.global_batch}"]
-    sizes += [f"rollout.kv_capacity={CLUSTER.kv_tokens // CLUSTER.stride}", "rollout.heartbeat_s=1.0"]
-    config = load_config(EXAMPLE, [*settings, *sizes, f"placement.repack_requests={CLUSTER.most_requests}"])
+    config = load_config(EXAMPLE, [*cluster_changes(repack, 1.0, 5, seed), "rollout.heartbeat_s=1.0"])
     LongestFirst.means = data.lengths.mean((0, 2))
     kind = place_trajectories.WaitingWork
     place_trajectories.WaitingWork = LongestFirst if longest_first else WaitingWork  # type: ignore[misc]

@@ -28,6 +28,10 @@ class Success(NamedTuple):
         """The success rate; 0 without answers."""
         return self.right / self.answered if self.answered else 0.0
 
+    def plus(self, right: float, answered: int) -> Success:
+        """This success with `right` of `answered` further answers."""
+        return Success(self.right + right, self.answered + answered)
+
 
 class Curriculum:
     """The curriculum of `task` ("": of the only task, whatever its name), which has `levels` levels.
@@ -53,8 +57,7 @@ class Curriculum:
         for report in self._other_shards.values():
             if report.first_prompt == self._since:
                 for task, right, answered in zip(report.tasks, report.correct, report.answered, strict=True):
-                    before = found.get(task, Success())
-                    found[task] = Success(before.right + right, before.answered + answered)
+                    found[task] = found.get(task, Success()).plus(right, answered)
         return found
 
     def handle_success(self, report: LevelSuccess) -> None:
@@ -78,8 +81,7 @@ class Curriculum:
     def count(self, number: int, task: str, right: float) -> None:
         """Count a settled answer to prompt `number` if the prompt is of the present level."""
         if number >= self._since:
-            before = self.success.get(task, Success())
-            self.success[task] = Success(before.right + right, before.answered + 1)
+            self.success[task] = self.success.get(task, Success()).plus(right, 1)
             self.success = without_oldest(self.success, self._window)
 
     def request(self, change: int, batch: int, now: int) -> LevelRequest | None:

@@ -67,6 +67,5 @@ def _curriculum(task: str, saved: Sequence[State], shard: int, shards: int) -> l
     for number, (_, since_then, _, counts) in found.items():
         if since_then == since and number in (shard, *(range(shards, len(saved)) if shard == 0 else ())):
             for name, (right, answered) in counts.items():
-                total = counted.get(name, Success())
-                counted[name] = Success(total.right + right, total.answered + answered)
+                counted[name] = counted.get(name, Success()).plus(right, answered)
     return [level, since, requested, {name: list(each) for name, each in counted.items()}]

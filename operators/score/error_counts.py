@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from infra.runners.step_metrics import StepCounters
 from infra.workers.error_text import first_line
 from schemas.block import Block
-from schemas.metric_labels import ENDING, FIRST_ERROR, TASK, TEXT, by_label, labelled
+from schemas.metric_labels import ENDING, FIRST_ERROR, SHARD, TASK, TEXT, by_label, labelled
 from schemas.records import AGENT, Metric
 
 EVERY_MS = 1_000
@@ -42,7 +42,7 @@ class ScoreCounters:
 
     def __init__(self, group: str, state: Mapping[str, int] | None = None, shard: int = 0, shards: int = 1) -> None:
         known = state or {}
-        self._shard = {"shard": float(shard)} if shards > 1 else {}
+        self._shard = {SHARD: float(shard)} if shards > 1 else {}
         self._counters = StepCounters(group, {name: known.get(name, 0) for name in COUNTS})
         self._by_task = TaskErrorCounts({name: count for name, count in known.items() if name not in COUNTS})
         self._published = self._scored()
