@@ -4,6 +4,8 @@
   computing thread each may take 5 ms to reacquire it, so that reading does not overlap with computation.
 - It never closes a socket whose connection failed, or that has unsent data when its client is closed. The socket is
   garbage-collected later, with a ResourceWarning in unrelated code.
+- It closes the connections of a client on the calling thread, while the client's own thread may be reading from one:
+  its task then ends with an error in the log.
 - It formats a socket twice for each wait (in an exception of its selector): four system calls, for each of which Python
   releases the interpreter lock.
 - It waits without limit for the response to a TLS handshake, and does not close the socket of a failed handshake.
@@ -16,6 +18,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import ssl
@@ -40,10 +43,11 @@ class UnsupportedClient(RuntimeError):
 
 
 def patch_clients() -> None:
-    """Replace six methods. Idempotent. Reads of encrypted connections are not changed. Raises UnsupportedClient."""
+    """Replace some methods. Idempotent. Reads of encrypted connections are not changed. Raises UnsupportedClient."""
     import kafka  # imported on first use: describing a client does not need it
 
     _check_version(kafka.__version__)
+    from kafka.net.compat import KafkaNetClient
     from kafka.net.inet import KafkaNetSocket
     from kafka.net.selector import NetworkSelector
     from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
@@ -53,7 +57,8 @@ def patch_clients() -> None:
     _check_names(KafkaTCPTransport, "_sock_recv")
     _check_names(KafkaSSLTransport, "handshake")
     _check_names(KafkaNetSocket, "connect", "sock_connect", "socket")
-    _check_names(NetworkSelector, "close", "stop")
+    _check_names(NetworkSelector, "close", "stop", "call_soon_threadsafe")
+    _check_names(KafkaNetClient, "close")
     _check_names(ResponseClassRegistry, "register_response_class", "_response_class_registry")
     _check_names(StructField, "compiled_decode_from")
     KafkaTCPTransport._sock_recv = _sock_recv
@@ -61,6 +66,8 @@ def patch_clients() -> None:
     KafkaNetSocket.connect = _connect
     if NetworkSelector.close.__module__ != __name__:
         NetworkSelector.close = _close_with_sockets(NetworkSelector.close)
+    if KafkaNetClient.close.__module__ != __name__:
+        KafkaNetClient.close = _close_on_its_thread(KafkaNetClient.close)
     ResponseClassRegistry.register_response_class = classmethod(_register_response_class)
     if StructField.compiled_decode_from.__module__ != __name__:
         StructField.compiled_decode_from = _compile_one_at_a_time(StructField.compiled_decode_from)
@@ -109,6 +116,20 @@ def _close_with_sockets(close: Callable[[Any], None]) -> Callable[[Any], None]:
             sock.close()
 
     return close_all
+
+
+def _close_on_its_thread(close: Callable[..., None]) -> Callable[..., None]:
+    """A client's `close`, whose connections the client's own thread closes, if it has one."""
+
+    def close_there(client: Any, node_id: Any = None) -> None:
+        thread = client._net._io_thread
+        if node_id is None and thread not in (None, threading.current_thread()):
+            with contextlib.suppress(Exception):  # its loop has failed, or is closed
+                client._net.call_soon_threadsafe(client._manager.close)
+            client._net.stop()
+        close(client, node_id)
+
+    return close_there
 
 
 def _register_response_class(registry: Any, response_class: Any) -> None:

@@ -80,7 +80,7 @@ def public(kind: type) -> set[str]:
         (Group, {"completed", "close"}),
         (GroupMember, {"block", "row", "key"}),
         (BatchContext, set()),
-        (Success, set()),
+        (Success, {"plus"}),
     ],
 )
 def test_hooks_document_names_every_field(kind: type, internal: set[str]) -> None:

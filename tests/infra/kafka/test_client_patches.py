@@ -19,7 +19,9 @@ from unittest.mock import Mock
 import pytest
 from kafka.cluster import ClusterMetadata
 from kafka.errors import KafkaConnectionError
+from kafka.net.compat import KafkaNetClient
 from kafka.net.inet import KafkaNetSocket
+from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaTCPTransport
 from kafka.protocol.api_header import ResponseClassRegistry
 from kafka.protocol.metadata import MetadataResponse
@@ -101,6 +103,26 @@ def test_recv_reads_all_bytes_before_disconnect() -> None:
         words, error = KafkaTCPTransport._sock_recv(transport)
         assert words == b"last words"
         assert "socket disconnected" in str(error)
+
+
+def test_client_closes_its_connections_on_its_own_thread() -> None:
+    net, closed_by = NetworkSelector(client_id="test"), []
+    manager = SimpleNamespace(close=lambda node_id=None: closed_by.append(threading.current_thread().name))
+    client = KafkaNetClient(net, manager)
+    net.start()
+    client.close()
+    assert closed_by[0] == "kafka-io-test"
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_client_without_its_loop_closes_its_connections(running: bool) -> None:
+    net, closed_by = NetworkSelector(client_id="test"), []
+    manager = SimpleNamespace(close=lambda node_id=None: closed_by.append(threading.current_thread()))
+    if running:
+        net.start()
+        net._exception = RuntimeError("the loop has failed")
+    KafkaNetClient(net, manager).close()
+    assert closed_by == [threading.current_thread()]
 
 
 def test_recv_of_a_closed_transport_is_an_error() -> None:
