@@ -9,13 +9,15 @@ from dataclasses import replace
 from kafka import OffsetAndMetadata, TopicPartition
 
 from infra.clocks import wall_ms
+from infra.kafka import run_release
 from infra.kafka.log_gaps import note_missing
 from infra.kafka.note import last_note, last_notes, name_of, uncommitted_consumer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.session_config import Partition
 from infra.kafka.transactions import TransactionalProducer
-from schemas.codec import encode
+from schemas.codec import Headers, encode
 from schemas.records import CommitNote
+from schemas.topics import run_of
 
 TIMEOUT_MS = 10_000
 
@@ -45,9 +47,17 @@ def set_group_offsets(
         moved = replace(note, offsets={**note.offsets, **named}, commit=note.commit + 1, written={})
         value, headers = encode(CommitNote(group, moved.encode(), wall_ms()))
         producer.begin([place])
-        producer.send(restore.topic, value, group.encode(), list(headers), restore.partition)
+        release = _release_of(client, group, restore.topic)
+        producer.send(restore.topic, value, group.encode(), [*headers, *release], restore.partition)
         committed = {TopicPartition(topic, number): OffsetAndMetadata(to, "", -1) for number, to in offsets.items()}
         producer.send_offsets_to_transaction(committed, group)
         producer.commit_transaction()
     finally:
         producer.close(timeout=1)
+
+
+def _release_of(client: ClientProperties, group: str, restore: str) -> Headers:
+    """The header of the last note of `group` with the release of its role, which may be another one than this."""
+    run = run_of(restore)
+    last = run_release.last_notes(client, run).get(group) if run is not None else None
+    return () if last is None else tuple(each for each in last.headers if each[0] == run_release.NOTE_HEADER[0])

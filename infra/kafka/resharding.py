@@ -21,9 +21,10 @@ from kafka.errors import KafkaError, KafkaTimeoutError
 
 from infra.kafka.clients import SessionClients
 from infra.kafka.note import Note, last_notes, name_of
+from infra.kafka.run_release import NOTE_HEADER
 from infra.kafka.session import Session, SessionLost
 from infra.kafka.session_config import SessionConfig
-from infra.kafka.shard_layout import is_shard, layout_of, role_prefix, shard_of
+from infra.kafka.shard_layout import OtherLayout, is_shard, layout_of, role_prefix, shard_of
 from schemas.codec import encode
 from schemas.records import CommitNote
 
@@ -37,8 +38,8 @@ def reshard(
 ) -> int | None:
     """Give a role `shards` shards; return the number that it had, None if nothing had to be changed.
 
-    `sessions(shard, shards)` configures a shard's session in a layout. Raises as Session, and SessionLost if another
-    process changes the layout at the same time.
+    `sessions(shard, shards)` configures a shard's session in a layout. Raises as Session, SessionLost if another
+    process changes the layout at the same time, and OtherLayout for a role whose number was fixed until now.
     """
     first = sessions(0, shards)
     coordinator = clients.producer(f"{role_prefix(first.group)}layout", first.transaction_timeout_s)
@@ -48,6 +49,7 @@ def reshard(
         if not notes:
             return None
         before = layout_of(notes)
+        _check_not_fixed(first.group, notes, before)
         if before == shards and not any(note.sealed for shard, note in notes.items() if shard < before):
             return None
         starts = [_retire(sessions(shard, before), clients) for shard in range(before)]
@@ -64,6 +66,17 @@ def reshard(
         with contextlib.suppress(KafkaError):
             coordinator.close(timeout=1)
     return before
+
+
+def _check_not_fixed(group: str, notes: Mapping[int, Note], shards: int) -> None:
+    """Raise OtherLayout if there are shards beyond the recorded number that no change of it has ended: the notes of a
+    role with a fixed number do not record it, and what the others have consumed would be read again."""
+    beyond = [shard for shard, note in notes.items() if shard >= shards and not note.sealed]
+    if beyond:
+        raise OtherLayout(
+            f"{role_prefix(group)[:-1]}: its number of shards is fixed, as the run began without max_shards (its last "
+            f"commits are of {max(beyond) + 1} shards): set shards and max_shards back"
+        )
 
 
 def _retire(config: SessionConfig, clients: SessionClients) -> int:
@@ -131,6 +144,6 @@ def _write(coordinator: Any, clients: SessionClients, notes: Iterable[tuple[Sess
     coordinator.begin([TopicPartition(*restore)])
     for config, note in made:
         value, headers = encode(CommitNote(config.group, note.encode(), clients.unix_ms()))
-        coordinator.send(restore.topic, value, config.group.encode(), list(headers), restore.partition)
+        coordinator.send(restore.topic, value, config.group.encode(), [*headers, NOTE_HEADER], restore.partition)
     coordinator.flush()
     coordinator.commit_transaction()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from infra.kafka.clients import KafkaClients
+from infra.kafka.run_release import use_release
 from infra.kafka.session import SessionLost
 from pipelines.config import Config
 from pipelines.layouts import layouts
@@ -16,12 +17,16 @@ PAUSES_S = (0.5, 2.0, 5.0)
 
 
 def reshard_role(config: Config, role: str, note: Callable[[str], None]) -> None:
-    """Give `role` the shards of `config`; `note` receives a line if that is a change. Raises as `reshard`."""
+    """Give `role` the shards of `config`; `note` receives a line if that is a change.
+
+    Raises as `reshard`, and NewerRelease for a run whose records this release cannot read.
+    """
     config = replace(config, kafka=config.kafka.for_role(role))
     if (layout := layouts(config).get(role)) is None:
         return
     for pause_s in (*PAUSES_S, None):
         try:
+            use_release(config.kafka.client(), config.run.name)
             before = layout.apply(KafkaClients(config.kafka.client()))
             break
         except SessionLost as lost:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from kafka import KafkaProducer
+from kafka import KafkaProducer, TopicPartition
 from shard_sessions import Open
 
 import infra.kafka.resharding
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
 from infra.kafka.clients import KafkaClients
+from infra.kafka.note import read_to_end, uncommitted_consumer
 from infra.kafka.properties import ClientProperties
+from infra.kafka.record_batches import RecordBatch
 from infra.kafka.resharding import reshard
+from infra.kafka.run_release import NOTE_HEADER
 from infra.kafka.session import Outgoing, Partition, Session, SessionLost
 from infra.kafka.session_config import Input, SessionConfig
 from infra.kafka.shard_layout import OtherLayout
@@ -106,6 +110,29 @@ def test_new_shards_continue_where_the_old_ones_stopped(role: Role) -> None:
     again = [role.start(shard, 3) for shard in range(3)]
     assert [session.note.state for session in again] == [{"0": 3, "3": 3}, {"1": 3}, {"2": 3}]
     assert again[2].start > three[2].start, "a start number is never used twice"
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_number_that_was_fixed_is_not_changed(role: Role, shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The notes of such a role record one shard. One that read all partitions would read again what the second had."""
+    divided = role.config
+    with monkeypatch.context() as fixed:
+        fixed.setattr(role, "config", lambda shard, shards: replace(divided(shard, shards), shards=1))
+        role.feed("a")
+        assert [role.copy(role.start(shard, 2), 2) for shard in range(2)] == [["0a", "2a"], ["1a", "3a"]]
+    with pytest.raises(OtherLayout, match=r"is fixed, as the run began without max_shards .* are of 2 shards"):
+        role.reshard(shards)
+
+
+def test_notes_of_new_shards_have_a_release(role: Role) -> None:
+    role.feed("a")
+    role.copy(role.start(0, 1), 4)
+    role.reshard(2)
+    with closing(uncommitted_consumer(role.client)) as observer:
+        place = TopicPartition(*role.config(0, 2).restore)
+        found = [each for each in read_to_end(observer, place, None) if isinstance(each, RecordBatch)]
+    headers = {each.keys[-1].decode(): each.headers[-1] for each in found if each.transactional}
+    assert [NOTE_HEADER in headers[role.config(shard, 2).group] for shard in range(2)] == [True, True]
 
 
 def test_new_shard_reads_again_what_one_of_the_old_ones_had_not(role: Role, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,14 @@ from record_samples import SAMPLES
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
+from infra.kafka.run_release import last_notes, release_of
 from infra.kafka.session import Fenced, Partition, Session
 from infra.kafka.session_config import Input, SessionConfig
 from infra.kafka.topic_reader import read_topic
 from infra.kafka.transactions import TransactionalProducer
 from schemas.codec import encode
 from schemas.records import Settled
+from schemas.release import RELEASE
 from schemas.topics import RESTORE, SETTLED, group_name
 
 RUN = "repair-commands"
@@ -91,6 +93,7 @@ def test_reset_moves_offsets_back_and_keeps_commit_note(laminar: Laminar, sessio
     with pytest.raises(Fenced):
         running.commit([], {Partition(SETTLED.name(RUN), 0): 5}, {}, {})
     running.close()
+    assert release_of(last_notes(session.client, RUN)[session.group]) == RELEASE
     after = Session(session)
     assert after.positions() == {Partition(SETTLED.name(RUN), 0): 1, Partition(SETTLED.name(RUN), 1): 3}
     assert (after.note.state, after.start) == ({"mark": 7}, running.start + 1)
