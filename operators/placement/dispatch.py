@@ -55,7 +55,7 @@ class Dispatcher:
         self._alone = False
         """Whether there is one replica only, which gets its next batch early: no other could begin it sooner."""
         self._draining: Owner | None = None
-        """The replica that gets no fresh work, so that it becomes free for evaluation. Needed only where newer weights
+        """The replica that gets no fresh work, so that it becomes free for older weights. Needed only where newer ones
         do not wait until a replica has drained."""
 
     def dispatch(self, replicas: Sequence[TrackedReplica], emission: int) -> list[Placed]:
@@ -68,7 +68,7 @@ class Dispatcher:
         if self._has("evaluation"):
             for replica in running:
                 sent += self._dispatch_evaluation(replica)
-        self._draining = self._drain_for_evaluation(running)
+        self._draining = self._drain_for_evaluation(running) or self._drain_for_lost(running)
         if self._has("train") and not self._tracking.final:
             if self._tracking.table.lost("train"):
                 sent += self._resume_lost(running)
@@ -128,17 +128,27 @@ class Dispatcher:
         """The replica to drain for evaluation; it stays the same until it is free."""
         if not self._rules.refreshes_at_once or not self._has("evaluation") or any(each.target for each in running):
             return None
-        if self._rules.refresh == "slot" and any(self._may_reach(replica) for replica in running):
-            return None
-        turns = (replica for replica in running if not (replica.training_next and self._training_waits))
-        loads = {replica.owner: self._tracking.table.load(replica.owner) for replica in turns}
-        return self._draining if self._draining in loads else min(loads, key=loads.__getitem__, default=None)
-
-    def _may_reach(self, replica: TrackedReplica) -> bool:
-        """Whether `replica` has not passed the version of the next evaluation work yet, so that it needs no drain."""
         first = self._first_question()
         version = None if first is None else first.prompt.policy_version
-        return version is not None and (replica.version is None or replica.version <= version)
+        if self._rules.refresh == "slot" and _is_reachable(version, running):
+            return None
+        return self._least_loaded([each for each in running if not (each.training_next and self._training_waits)])
+
+    def _drain_for_lost(self, running: Sequence[TrackedReplica]) -> Owner | None:
+        """The replica to drain for lost trajectories with tokens under a version that no replica has or will reach.
+
+        Only where replicas with two versions are never free by themselves.
+        """
+        if self._rules.refresh != "slot":
+            return None
+        partials = [self._partial(owned.work) for owned in self._tracking.table.lost("train")]
+        waiting = {each.version for each in partials if each is not None and each.version is not None}
+        return None if all(_is_reachable(version, running) for version in waiting) else self._least_loaded(running)
+
+    def _least_loaded(self, replicas: Sequence[TrackedReplica]) -> Owner | None:
+        """The one of `replicas` that drains already, else the one with the least work."""
+        loads = {replica.owner: self._tracking.table.load(replica.owner) for replica in replicas}
+        return self._draining if self._draining in loads else min(loads, key=loads.__getitem__, default=None)
 
     # -- lost trajectories --------------------------------------------------------------------------------------------
 
@@ -339,6 +349,11 @@ class Dispatcher:
             at_least=None if interrupts or named is not None else max(versions, default=None),
         )
         return Placed(assignment, _reason(work, partial))
+
+
+def _is_reachable(version: PolicyVersion | None, replicas: Sequence[TrackedReplica]) -> bool:
+    """Whether one of `replicas` has `version`, or may still reach it."""
+    return version is not None and any(each.version is None or each.version <= version for each in replicas)
 
 
 def _reason(work: Work, partial: PooledPartial | None) -> PlacementReason:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from placement_harness import Placement, assigned, names
+from placement_harness import Placement, assigned, names, progress
 from record_factories import prompt, trajectory
 
 from operators.placement.config import PlacementConfig
 from schemas.records import Assignment, PolicyVersion
+from schemas.topics import PROGRESS
 
 
 def with_a_newer_version() -> tuple[Placement, PolicyVersion, PolicyVersion]:
@@ -61,3 +62,20 @@ def test_slots_drain_for_a_version_that_all_have_passed() -> None:
     assert names(placement.run()) == []
     placement.finish(*(trajectory(prompt(0), member, under=older) for member in (0, 1)))
     assert [(name, replica) for name, replica, _ in assigned(placement.run())] == [("e7.0", 0)]
+
+
+def test_slots_drain_for_lost_work_of_a_passed_version() -> None:
+    """Replicas that always have work would never be free for it, and its group never complete."""
+    placement, older, newer = with_a_newer_version()
+    placement.write(PROGRESS, progress("p0.0", [5, 6], 1))
+    placement.prompts(1, samples=2)
+    placement.beat(1, newer)
+    placement.run()
+    placement.beat(0, older, state="stopped")
+    placement.prompts(2, samples=1)
+    placement.beat(1, newer, capacity=6)
+    assert names(placement.run()) == []
+    placement.finish(*(trajectory(prompt(1), member, under=newer) for member in (0, 1)))
+    assert assigned(placement.run()) == [("p0.0", 1, 1)]
+    placement.beat(1, older, capacity=6)
+    assert names(placement.run()) == ["p0.1", "p2.0"]
