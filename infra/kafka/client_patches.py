@@ -6,6 +6,7 @@
   garbage-collected later, with a ResourceWarning in unrelated code.
 - It closes the connections of a client on the calling thread, while the client's own thread may be reading from one:
   its task then ends with an error in the log.
+- It leaves a thread and its sockets behind for each consumer and administrative client that reaches no broker.
 - It formats a socket twice for each wait (in an exception of its selector): four system calls, for each of which Python
   releases the interpreter lock.
 - It waits without limit for the response to a TLS handshake, and does not close the socket of a failed handshake.
@@ -19,6 +20,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import socket
 import ssl
@@ -47,6 +49,7 @@ def patch_clients() -> None:
     import kafka  # imported on first use: describing a client does not need it
 
     _check_version(kafka.__version__)
+    from kafka import KafkaAdminClient, KafkaConsumer
     from kafka.net.compat import KafkaNetClient
     from kafka.net.inet import KafkaNetSocket
     from kafka.net.selector import NetworkSelector
@@ -68,6 +71,9 @@ def patch_clients() -> None:
         NetworkSelector.close = _close_with_sockets(NetworkSelector.close)
     if KafkaNetClient.close.__module__ != __name__:
         KafkaNetClient.close = _close_on_its_thread(KafkaNetClient.close)
+    for client in (KafkaConsumer, KafkaAdminClient):
+        if client.__init__.__module__ != __name__:
+            client.__init__ = _end_with_its_failure(client.__init__)
     ResponseClassRegistry.register_response_class = classmethod(_register_response_class)
     if StructField.compiled_decode_from.__module__ != __name__:
         StructField.compiled_decode_from = _compile_one_at_a_time(StructField.compiled_decode_from)
@@ -116,6 +122,22 @@ def _close_with_sockets(close: Callable[[Any], None]) -> Callable[[Any], None]:
             sock.close()
 
     return close_all
+
+
+def _end_with_its_failure(connect: Callable[..., None]) -> Callable[..., None]:
+    """A client's constructor, which ends the client's thread and closes its sockets if it fails."""
+
+    @functools.wraps(connect)
+    def connect_or_close(client: Any, *arguments: Any, **options: Any) -> None:
+        try:
+            connect(client, *arguments, **options)
+        except BaseException:
+            if hasattr(client, "_net"):
+                client._net.close()
+            raise
+
+    connect_or_close.__module__ = __name__
+    return connect_or_close
 
 
 def _close_on_its_thread(close: Callable[..., None]) -> Callable[..., None]:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from kafka import KafkaAdminClient
+from kafka import KafkaAdminClient, KafkaConsumer
 from kafka.errors import KafkaError
 
 from infra.kafka import client_patches as client_repairs
@@ -95,3 +95,12 @@ def test_client_closes_sockets_of_handshake_timeouts(
 def test_client_closes_abandoned_sockets(made: list[socket.socket], silent: int) -> None:
     fail_to_connect({}, silent)
     assert {sock.fileno() for sock in made} == {-1}
+
+
+@pytest.mark.parametrize("kind", [KafkaAdminClient, KafkaConsumer])
+def test_client_that_fails_leaves_no_thread(kind: type[KafkaAdminClient | KafkaConsumer]) -> None:
+    """A program that waits for Kafka makes one after the other."""
+    before = threading.enumerate()
+    with pytest.raises(KafkaError):
+        kind(bootstrap_servers=f"127.0.0.1:{free_port()}", bootstrap_timeout_ms=200)
+    assert [thread.name for thread in threading.enumerate() if thread not in before] == []
