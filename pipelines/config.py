@@ -94,7 +94,7 @@ class KafkaConfig(CheckedSettings):
     of a run's own broker an hour). An open transaction of a dead process blocks read_committed consumers for this long,
     unless its successor starts earlier."""
     metrics_hours: Annotated[float, Ge(1)] = 168.0
-    """Retention of the metrics topic; inf: unlimited. `metrics.jsonl` in the run's folder keeps all metrics."""
+    """Retention of the metrics topic; inf: unlimited. `metrics.jsonl` keeps them, see docs/evaluation.md."""
 
     def _check(self) -> None:
         if self.replication_factor != -1 and self.replication_factor < 1:

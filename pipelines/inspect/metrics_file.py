@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: all metrics of a run, one record per line, in the order of arrival at the observer.
+"""`metrics.jsonl`: the metrics of a run, one record per line, in the order of arrival at the observer.
 
 In addition to the series of the metrics topic it holds `replica` (a sample of the heartbeats; step = replica),
 `version` (weight manifests; step = version), `lag` (by topic), `unreadable` (new undecodable records, by topic),
@@ -8,19 +8,27 @@ which records are in the file; the next observer resumes there).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from infra import json_text
 from infra.closing import ClosedAtExit
+from pipelines.inspect.thinned_metrics import thin_samples
 from schemas.plain import decode_json, encode_json
 from schemas.records import Metric, ReplicaStatus, WeightVersion
 
 REPLICA, VERSION, LAG, PHASE, UNREADABLE = "replica", "version", "lag", "phase", "unreadable"
 POSITION = "position"
+_SAMPLED = (REPLICA, LAG, POSITION, "rollout")
 RECENT_BYTES = 8 << 20
 """Bytes read from the end of an existing file before it is appended to; takes about a second."""
+MAX_BYTES = 64 << 20
+"""Size at which old samples are thinned, see `thinned_metrics`."""
+
+
+log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
@@ -35,9 +43,11 @@ class MetricsFile(ClosedAtExit):
     """Appends metrics to a file, without those that an earlier observer of the run has written.
 
     `recent`: the last metrics in the existing file. `position`: the offsets of the earlier observer, None if unknown.
+    When the file has grown to `max_bytes`, and by half of them again, its old samples are thinned to a quarter of them.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
+        self._path, self._max_bytes, self._thin_at = path, max_bytes, max_bytes
         self.recent = _read_end(path, RECENT_BYTES) if path.exists() else []
         self.position = next((each.values for each in reversed(self.recent) if each.name == POSITION), None)
         self._earlier = {(each.name, each.step, each.measured_at) for each in self.recent}
@@ -51,6 +61,18 @@ class MetricsFile(ClosedAtExit):
         if new:
             self._file.write(b"".join(encode_json(each) + b"\n" for each in new))
             self._file.flush()
+            if self._file.tell() > self._thin_at:
+                self._thin()
+
+    def _thin(self) -> None:
+        """Thin old samples; on an error, such as a full disk, the file stays as it is until it has grown further."""
+        self._file.close()
+        try:
+            thin_samples(self._path, _SAMPLED, self._max_bytes // 4, min(RECENT_BYTES, self._max_bytes // 8))
+        except OSError as error:
+            log.warning("old samples of %s are not thinned: %s", self._path, error)
+        self._file = self._path.open("ab")
+        self._thin_at = max(self._max_bytes, self._file.tell() + self._max_bytes // 2)
 
     def close(self) -> None:
         self._file.close()

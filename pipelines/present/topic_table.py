@@ -13,7 +13,7 @@ from schemas.topics import CATALOGUE, PREFIX, RELAY, Retention, Topic
 _RETENTION: Mapping[Retention, str] = {
     "trim": "without limit, until `laminar runs trim`",
     "newest": "the newest record of each key (compacted, segments of 4 MiB)",
-    "window": "`kafka.metrics_hours` (168); `metrics.jsonl` in the run's folder keeps all",
+    "window": "`kafka.metrics_hours` (168); `metrics.jsonl` in the run's folder keeps all of a batch or version",
 }
 
 _SMALL = "without limit: small"
