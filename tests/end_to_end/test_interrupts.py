@@ -124,7 +124,7 @@ def test_run_starts_audits_and_fails_after_a_long_outage(
     )
     assert f"Kafka at {servers} does not answer: " in run.output()
     assert run.state()["phase"] == "failed"
-    run.seconds_until_gone(1.0)
+    run.seconds_until_gone(GONE_WITHIN_S)
 
 
 @pytest.mark.slow
