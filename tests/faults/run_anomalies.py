@@ -1,7 +1,7 @@
 """Finds anomalies of a run, from its topics in the broker's log files and the committed offsets of its groups.
 
-One rule for every role: each record before the role's committed offset has exactly one outcome in the log. The names of
-anomalies are those of Jepsen's tests of Kafka.
+One rule for every role: each record before the role's committed offset has exactly one outcome in the log, and there is
+no other outcome. The names of anomalies are those of Jepsen's tests of Kafka.
 """
 
 from __future__ import annotations
@@ -95,15 +95,14 @@ def _prompts(log: RunLog) -> Iterator[str]:
 
 def _placement(log: RunLog, committed: Committed) -> Iterator[str]:
     given = [row for _, _, row in log.rows("inbox", "Assignment")]
-    wanted = [
-        f"{LETTERS[row['purpose']]}{row['number']}.{member}"
+    drawn = [
+        (f"{LETTERS[row['purpose']]}{row['number']}.{member}", offset < committed("placement.0", short_name, partition))
         for short_name in ("prompts", "eval-prompts")
         for partition, offset, row in log.rows(short_name, "Prompt")
-        if offset < committed("placement.0", short_name, partition)
         for member in range(row["samples"])
     ]
     dispatched = Counter(dict.fromkeys((_id(row, "prompt.") for row in given), 1))
-    yield from _once("placement", wanted, dispatched)
+    yield from _once_each("placement", drawn, dispatched)
     leases = Counter(row["lease"] for row in given)
     yield from (f"duplicate: placement gave lease {lease} {n} times" for lease, n in leases.items() if n > 1)
 
@@ -113,22 +112,23 @@ def _score(log: RunLog, committed: Committed) -> Iterator[str]:
         _id(row, "trajectory.prompt.", "trajectory.") for _, _, row in log.rows("experiences", "Experience")
     )
     finished = [
-        _id(row, "prompt.")
+        (_id(row, "prompt."), offset < committed("score.0", "trajectories", partition))
         for partition, offset, row in log.rows("trajectories", "Trajectory")
-        if offset < committed("score.0", "trajectories", partition)
     ]
-    yield from _once("score", finished, scored)
+    yield from _once_each("score", finished, scored)
 
 
 def _experience(log: RunLog, committed: Committed, shards: int) -> Iterator[str]:
     settled = Counter(row["trajectory_id"] for _, _, row in log.rows("settled", "Settled"))
     scored = [
-        _id(row, "trajectory.prompt.", "trajectory.")
+        (
+            _id(row, "trajectory.prompt.", "trajectory."),
+            row["trajectory.prompt.purpose"] != "evaluation"
+            and offset < committed(f"experience.{partition % shards}", "experiences", partition),
+        )
         for partition, offset, row in log.rows("experiences", "Experience")
-        if row["trajectory.prompt.purpose"] != "evaluation"
-        and offset < committed(f"experience.{partition % shards}", "experiences", partition)
     ]
-    yield from _once("experience", scored, settled)
+    yield from _once_each("experience", scored, settled)
     parts: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
     members: Counter[str] = Counter()
     for partition, _, row in log.rows("batches", "MicroBatch"):
@@ -152,12 +152,12 @@ def _trainer(log: RunLog, committed: Committed, shards: int) -> Iterator[str]:
         trained.update(versions[version]["batches"])
         parent = versions[version]["parent"]
         version = _version(parent) if parent else None
-    read = {
-        row["batch"]
+    written = [
+        (row["batch"], offset < committed("trainer.0", "batches", partition))
         for partition, offset, row in log.rows("batches", "MicroBatch")
-        if offset < committed("trainer.0", "batches", partition)
-    }
-    yield from _once("trainer", sorted(read), trained)
+    ]
+    read = {batch for batch, is_read in written if is_read}
+    yield from _once_each("trainer", written, trained)
     # Metrics of a repeated step are written again, so they may occur twice, but none may be missing.
     steps = {row["step"]: 1 for _, _, row in log.rows("metrics", "Metric") if row["name"] == "trainer"}
     yield from _once("trainer (metrics)", [batch + 1 for batch in sorted(read)], Counter(steps))
@@ -215,6 +215,13 @@ def _notes(log: RunLog) -> Iterator[str]:
             back = [place for place, offset in offsets.items() if next_offsets.get(place, offset) < offset]
             if back and not role.startswith(RESUMES_FROM_CHECKPOINT):
                 yield f"duplicate: {role}: the offsets of {back} decrease after start {start}, commit {commit}"
+
+
+def _once_each(role: str, inputs: list[tuple[Any, bool]], found: Counter[Any]) -> Iterator[str]:
+    """Check that each input, with whether it is before the committed offset, is found exactly once if so, and that
+    nothing else is found: a reader of aborted records would write more."""
+    yield from _once(role, [each for each, is_read in inputs if is_read], found)
+    yield from (f"aborted read (G1a): {role}: {each}" for each in found.keys() - {each for each, _ in inputs})
 
 
 def _once(role: str, wanted: Any, found: Counter[Any]) -> Iterator[str]:

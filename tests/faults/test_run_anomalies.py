@@ -86,6 +86,10 @@ def added(row: dict[str, Any]) -> Callable[[Rows], None]:
     return lambda rows: rows["restore", "CommitNote"].append((0, 9, row))
 
 
+def trained(batch: int) -> Callable[[Rows], None]:
+    return lambda rows: rows["relay", "WeightVersion"][0][2]["batches"].append(batch)
+
+
 def test_checker_finds_nothing_in_a_clean_log() -> None:
     assert found(clean()) == []
 
@@ -109,6 +113,11 @@ def test_checker_finds_nothing_in_a_clean_log() -> None:
         (without("scaling", "ScalingDecision", 0), "lost write: autoscaler: 1"),
         (twice("scaling", "ScalingDecision", 1), "duplicate: autoscaler: 2"),
         (twice("scaling", "ScalingOutcome", 0), "duplicate: autoscaler: the outcome of 2"),
+        (without("prompts", "Prompt", 1), "aborted read (G1a): placement: p1.0"),
+        (without("trajectories", "Trajectory", 1), "aborted read (G1a): score: p1.0"),
+        (without("experiences", "Experience", 1), "aborted read (G1a): experience: p1.0"),
+        (without("experiences", "Experience", 2), "aborted read (G1a): experience: e0.0"),
+        (trained(7), "aborted read (G1a): trainer: 7"),
         (without("trajectories", "Trajectory", 0), "duplicate: gateway counted [1.0, 3.0] episodes, 2 have finished"),
         (twice("metrics", "Metric", 1), "duplicate: gateway counted [1.0, 3.0, 1.0] episodes, 3 have finished"),
         (twice("restore", "CommitNote", 2), "lost write: agents.0: start 2, commit 1 follows 2, 1"),
@@ -128,7 +137,7 @@ def test_checker_names_the_anomaly_of_a_role(harm: Callable[[Rows], None], line:
 
 def test_checker_ignores_records_after_committed_offsets() -> None:
     rows = clean()
-    del rows["experiences", "Experience"][1]
+    del rows["inbox", "Assignment"][1]
     assert run_anomalies(WrittenLog(rows), lambda role, short_name, partition: 1, 1) == []  # type: ignore[arg-type]
 
 
