@@ -6,7 +6,8 @@ from the session's first request until the step has processed all records. The p
 imported everything, as those of `laminar run` are. The goal: after 10^6 trajectories and 20,000 versions at most 1.2
 times the time after 10^4 and 100, and at most 10 s; otherwise the exit code is 1. `times` is the ratio of the CPU times
 of the role's process: on a busy machine the other one says little. Memory is the peak of the process, imports included.
-Both runs have as many metrics as an observer reads, or more. Records are 1,000 rows of zeros, since no role may read
+Both runs have as many metrics as an observer reads, or more, and the commit notes that compaction leaves of a run of
+their size: every start reads all of them. Records are 1,000 rows of zeros, since no role may read
 them; manifests have the tensors of a 7B model. The roles are those of an emulated run with an observer, a relay that
 lacks the newest versions, evaluation, gateway, agents and autoscaler. `trainer (model)` is the trainer of a tiny model:
 it loads the newest checkpoint and restores that version to an empty store. The gateway loads that model's tokenizer.
@@ -23,12 +24,13 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
+from kafka import TopicPartition
 from rich.console import Console
 from rich.table import Table
 
@@ -36,6 +38,8 @@ from benchmarks import restart_model
 from infra.files import create_secret
 from infra.kafka.admin import admin_client, end_offsets
 from infra.kafka.broker import BrokerConfig, start_broker
+from infra.kafka.clients import KafkaClients
+from infra.kafka.note import Note
 from infra.kafka.observer import NEWEST, Observer
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.session import Partition, Session
@@ -45,11 +49,11 @@ from operators.io.read_topics import ReadTopics
 from operators.io.source import ShardSource
 from pipelines.config import Config, KafkaConfig, parse_config
 from pipelines.roles import EMULATED
-from pipelines.run.topics import make_topics
+from pipelines.run.topics import SEGMENT_BYTES, make_topics
 from pipelines.run.zygote import import_role_modules
 from schemas.codec import encode
 from schemas.columns import token_ids
-from schemas.records import Metric, PolicyVersion, Prompt, Sampling, TensorSpec, WeightVersion
+from schemas.records import CommitNote, Metric, PolicyVersion, Prompt, Sampling, TensorSpec, WeightVersion
 from schemas.topics import (
     BATCHES,
     EXPERIENCES,
@@ -58,9 +62,11 @@ from schemas.topics import (
     PROGRESS,
     PROMPTS,
     RELAY,
+    RESTORE,
     SCALING,
     SETTLED,
     TRAJECTORIES,
+    group_name,
 )
 
 RUN, ROWS = "restarts", 1000
@@ -78,6 +84,9 @@ QUESTION = Prompt(0, "evaluation", "synthetic", "", token_ids([1]), "{}", 1, Sam
 GOAL = 10**6
 """Updates of the run: it has not ended."""
 MOST_TIMES, MOST_S = 1.2, 10.0
+NOTES_PER_TRAJECTORY = 0.06
+"""Commits of all roles together, in the demonstration."""
+NOTE_STATE = "x" * 256
 HELD_VERSIONS = 8
 """The newest manifests, which a relay and the trainer read again."""
 
@@ -176,6 +185,7 @@ def make_run(servers: str, folder: Path, trajectories: int, versions: int) -> di
         for session in opened.values():
             sessions.callback(session.close)
         fill(config, trajectories, versions, folder)
+        fill_notes(config, int(trajectories * NOTES_PER_TRAJECTORY))
         for role, session in opened.items():
             commit(config, role, session, versions)
     return {}
@@ -282,6 +292,22 @@ def fill(config: Config, trajectories: int, versions: int, folder: Path) -> None
         value, headers = encode(newest)
         producer.send(RELAY.name(RUN), value, key=str(newest.version).encode(), headers=headers)
         producer.flush(600)
+
+
+def fill_notes(config: Config, commits: int) -> None:
+    """Write the notes of so many commits, each in a transaction of its own, or the newest that compaction leaves."""
+    place, group = TopicPartition(RESTORE.name(RUN), 0), group_name(RUN, "export")
+    with closing(KafkaClients(config.kafka.client()).producer(group, 60.0)) as producer:
+        producer.init_transactions()
+        written, number = 0, 0
+        while number < commits and written < 2 * SEGMENT_BYTES:
+            number += 1
+            value, headers = encode(CommitNote(group, Note(1, {}, {"state": NOTE_STATE}, {}, number).encode(), 0))
+            producer.begin([place])
+            producer.send(place.topic, value, group.encode(), list(headers), place.partition)
+            producer.flush()
+            producer.commit_transaction()
+            written += len(value)
 
 
 def manifests(versions: int) -> Iterator[tuple[bytes, Any, bytes]]:
