@@ -26,6 +26,7 @@ from infra.runners.loopback import loopback_command
 
 MANAGER = "manager"
 """The name of the job manager, and of its host."""
+POOL_COMMAND = (sys.executable, "-m", "infra.runners.worker_pool")
 START_S = 120.0
 _ENTRY = "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint"
 _TASKS = "org.apache.flink.runtime.taskexecutor.TaskManagerRunner"
@@ -51,12 +52,17 @@ def loopback(names: Sequence[str]) -> Place:
 
 @dataclass
 class FlinkCluster:
-    """A job manager and the task managers `tasks` with `slots` each; their logs are in `folder`."""
+    """A job manager and the task managers `tasks` with `slots` each; their logs are in `folder`.
+
+    All managers have the settings `configuration`, too; `pool_command` starts a worker pool, followed by its port.
+    """
 
     folder: Path
     tasks: tuple[str, ...]
     place: Place
     slots: int = 1
+    configuration: Mapping[str, object] = field(default_factory=dict)
+    pool_command: Sequence[str] = POOL_COMMAND
     rest_port: int = field(default_factory=free_port)
     rpc_port: int = field(default_factory=free_port)
     pool_port: int = field(default_factory=free_port)
@@ -100,7 +106,7 @@ class FlinkCluster:
         folder = self.folder / name.replace(" ", "-")
         folder.mkdir(parents=True, exist_ok=True)
         if name == host:
-            settings = self._settings(name)
+            settings = {**self._settings(name), **self.configuration}
             (folder / "config.yaml").write_text("".join(f"{key}: {value}\n" for key, value in settings.items()))
             arguments = ["--configDir", str(folder), *(["--executionMode", "cluster"] if name == MANAGER else [])]
             entry = _ENTRY if name == MANAGER else _TASKS
@@ -109,7 +115,7 @@ class FlinkCluster:
             if self.place.addresses[name] == HOST:
                 command = loopback_command(command)
         else:
-            command = [sys.executable, "-m", "infra.runners.worker_pool", str(self.pool_port)]
+            command = [*self.pool_command, str(self.pool_port)]
         placed = self.place.command(host, ["/usr/bin/env", f"TMPDIR={folder}", *command])
         self.processes[name] = spawn(placed, self.log(name), die_with_parent=True)
 

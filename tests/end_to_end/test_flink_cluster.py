@@ -1,12 +1,14 @@
 """The data plane of a run as one job of a Flink cluster, whose processes are killed one after the other.
 
-A job manager and two task managers, with a pool of workers beside each of these; as root each on a host of its own, a
-network namespace, otherwise on loopback. The tests are in order, on one run.
+A job manager and two task managers, with a pool of workers beside each of these, as the FlinkDeployment of a run
+configures them; as root each on a host of its own, a network namespace, otherwise on loopback. The tests are in order,
+on one run.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -23,6 +25,8 @@ from kafka import TopicPartition
 from small_runs import EMULATED
 
 from benchmarks.flink_cluster import MANAGER, FlinkCluster, Place, loopback
+from infra.deploy.config import DeployConfig
+from infra.deploy.kubernetes.operators import flink as flink_resources
 from infra.deploy.kubernetes.pods import POOL_PORT, submitter_pod
 from infra.deploy.plan import CONFIG, DeploymentPlan
 from infra.kafka.broker import BrokerConfig, start_broker
@@ -31,6 +35,7 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import wait_for_brokers
 from infra.kafka.topic_reader import read_rows
 from infra.processes import spawn
+from infra.runners.flink_jars import FLINK
 from pipelines.config import Config, load_config
 from pipelines.distribution import LAMINAR
 from pipelines.inspect.audit.audit_run import audit
@@ -140,7 +145,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterRun]:
     folder = tmp_path_factory.mktemp("cluster")
     with ExitStack() as stack:
         place, reach, servers = hosts(stack, folder)
-        flink = FlinkCluster(folder / "flink", TASKS, place)
+        flink = deployed_flink(folder / "flink", place)
         stack.callback(flink.stop)
         flink.start()
         made = ClusterRun(configured(folder, RUN, servers, 100_000), flink, place, reach)
@@ -148,6 +153,22 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterRun]:
         submitting = made.start(folder, stack, "--runner", "flink", "--detach", "--", *flink.options)
         assert submitting.wait(120) == 0, (folder / "data-plane.log").read_text()
         yield made
+
+
+def deployed_flink(folder: Path, place: Place) -> FlinkCluster:
+    """A cluster with the settings, the slots and the command of the worker pools that a FlinkDeployment has."""
+    deployment, _ = flink_resources(DeploymentPlan(RUN, "", (), DeployConfig(flink_slots=len(TASKS))))
+    spec = deployment["spec"]
+    settings, managers = dict(spec["flinkConfiguration"]), spec["taskManager"]
+    _, pool = managers["podTemplate"]["spec"]["containers"]
+    *command, port = pool["command"]
+    assert (managers["replicas"], spec["flinkVersion"], port) == (
+        len(TASKS),
+        f"v{FLINK.replace('.', '_')}",
+        str(POOL_PORT),
+    )
+    slots = int(settings.pop("taskmanager.numberOfTaskSlots"))
+    return FlinkCluster(folder, TASKS, place, slots, settings, [sys.executable, *command[1:]])
 
 
 def configured(folder: Path, name: str, servers: str, goal: int) -> Config:
