@@ -139,8 +139,7 @@ class Replica:
         """
         name = assignment.trajectory_id
         self._reservations.remove((name,), self._clock())
-        running = self._running.get(name)
-        if running is None:
+        if (running := self._running.get(name)) is None:
             self._waiting.add(assignment)
         elif assignment.lease > running.assignment.lease:
             running.assignment = replace(running.assignment, lease=assignment.lease, attempt=assignment.attempt)
@@ -265,7 +264,8 @@ class Replica:
         if loaded is None or not self._waiting:
             return ended
         ready = self._waiting.take_ready(loaded, self._weights.available)
-        return [*ended, *filter(None, (self._start(assignment, loaded) for assignment in ready))]
+        now = self._now()  # the same for all: what PendingEvents takes for a burst was started at one time
+        return [*ended, *filter(None, (self._start(assignment, loaded, now) for assignment in ready))]
 
     def _takes_weights(self) -> bool:
         """Whether the engine is empty, or may take newer weights while trajectories run."""
@@ -340,7 +340,7 @@ class Replica:
             running.reported_at, running.reported_step = clock, self.progress.steps
         return events
 
-    def _start(self, assignment: Assignment, loaded: PolicyVersion) -> AssignmentRejected | None:
+    def _start(self, assignment: Assignment, loaded: PolicyVersion, now: int) -> AssignmentRejected | None:
         """Submit `assignment` to the engine, or reject it."""
         if assignment.policy_version not in (None, loaded):
             # Training may restart under other weights; a prompt that is pinned to the version cannot.
@@ -351,7 +351,7 @@ class Replica:
             self.engine.submit(request_of(assignment, self.kv.take(assignment, loaded)))
         except ValueError as error:
             return rejection(assignment, str(error), retry=False)
-        running = RunningRequest.start(assignment, self._now(), self._clock(), self.progress.steps, loaded)
+        running = RunningRequest.start(assignment, now, self._clock(), self.progress.steps, loaded)
         self._running[assignment.trajectory_id] = running
         return None
 

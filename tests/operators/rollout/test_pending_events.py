@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from record_factories import prompt, trajectory
+from record_factories import prompt, trajectory, version
+from scripted_engine import ScriptedEngine, ScriptedWeights
+from test_replica import assignment
 
 from operators.rollout.pending_events import PendingEvents
+from operators.rollout.replica import Replica
 
 LINGER_S = 0.2
 
@@ -87,3 +91,18 @@ def test_burst_may_end_in_several_steps(replicas: Replicas) -> None:
     replicas.started[0].remove(5)
     assert replicas.finish(5) == 2
     assert replicas.finish(7) == 0  # the older burst does not count any more
+
+
+def test_assignments_of_one_dispatch_are_one_burst() -> None:
+    engine, weights, times = ScriptedEngine(steps=lambda name: 1 + int(name[1])), ScriptedWeights(), count(42)
+    replica = Replica(0, 7, engine, weights, str, lambda: next(times))
+    weights.add(version(0))
+    replica.announce(version(0))
+    pending = PendingEvents((replica,), LINGER_S, lambda: 0.0)
+    for number in range(3):
+        replica.accept(assignment(number))
+    taken = []
+    for _ in range(3):
+        pending.add(replica.step())
+        taken.append(len(pending.take_due()))
+    assert taken == [0, 0, 3]  # the first waits for those that were dispatched with it
