@@ -26,7 +26,7 @@ from infra.store.weight_files import TensorPlace, tensor_places, tensors_in
 from infra.store.weight_store import mapped, open_mapped
 
 _PART_BYTES = {"cpu": 32 << 20, "cuda": 16 << 20}
-"""Bytes that one thread reads at a time, for tensors on each kind of device."""
+"""Bytes that one thread reads at a time, for tensors on each kind of device; as many are read without other threads."""
 _READER_THREADS = {"cpu": 4, "cuda": 12}
 """The most threads that read. One copies 2.5 GB/s from shared memory into pinned memory, which a GPU empties at 55."""
 
@@ -128,14 +128,15 @@ def _read_all(path: Path, places: Mapping[str, TensorPlace], tensors: Mapping[st
         for part in flat.split(_PART_BYTES[kind] // dtype.itemsize):
             reads.append(partial(_read_tensor, offset=begin, target=part, dtype=dtype))
             begin += len(part) * dtype.itemsize
+    few = sum(places[name].end - places[name].start for name in tensors) <= _PART_BYTES[kind]
     with path.open("rb", buffering=0) as file:
-        if len(reads) < 2:
+        if few:  # threads would take longer to start than to read
             for read in reads:
                 read(file.fileno())
-            return
-        with ThreadPoolExecutor(min(_READER_THREADS[kind], os.cpu_count() or 1)) as readers:
-            for _ in readers.map(lambda read: read(file.fileno()), reads):
-                pass
+        else:
+            with ThreadPoolExecutor(min(_READER_THREADS[kind], os.cpu_count() or 1)) as readers:
+                for _ in readers.map(lambda read: read(file.fileno()), reads):
+                    pass
     synchronize(*(tensor.device for tensor in tensors.values()))
 
 

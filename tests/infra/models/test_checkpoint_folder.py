@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
+from infra.models import weights
 from infra.models.checkpoint_folder import load_model, load_tokenizer, save_folder
 from infra.models.weights import load_weights, save_weights, weight_tensors
 
@@ -128,6 +130,23 @@ def test_save_weights_is_deterministic(tmp_path: Path) -> None:
         save_weights(tiny(), tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+@pytest.mark.parametrize("part_bytes", [1 << 20, 100])
+def test_few_bytes_are_read_without_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int) -> None:
+    source, target = tiny(0), tiny(1)
+    save_weights(source, tmp_path / "w.safetensors")
+    started: list[int] = []
+
+    def pool(threads: int) -> ThreadPoolExecutor:
+        started.append(threads)
+        return ThreadPoolExecutor(threads)
+
+    monkeypatch.setattr(weights, "ThreadPoolExecutor", pool)
+    monkeypatch.setitem(weights._PART_BYTES, "cpu", part_bytes)
+    load_weights(target, tmp_path / "w.safetensors")
+    assert torch.equal(logits(source), logits(target))
+    assert bool(started) is (part_bytes == 100)
 
 
 def test_load_weights_finds_a_tied_tensor_by_its_other_name(tmp_path: Path) -> None:
