@@ -85,8 +85,20 @@ class TransformersBackend(ModelBackend):
     _service: StageService | None = None
 
     def engine(self) -> Engine:
+        (engine,) = self._engines(1)
+        return engine
+
+    def engine_pair(self) -> tuple[Engine, Engine]:
+        one, other = self._engines(2)
+        return one, other
+
+    def _engines(self, count: int) -> list[Engine]:
+        """So many engines of one replica, which share its device evenly."""
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        slots = choose_slots(self.config, self.model, device)
+        slots = choose_slots(self.config, self.model, device, count)
+        return [self._engine(device, slots) for _ in range(count)]
+
+    def _engine(self, device: torch.device, slots: int) -> Engine:
         model = empty_model(self.model)
         allocate(model, device, getattr(torch, self.config.weights_dtype))
         read_weights(model, self.model)
@@ -97,9 +109,6 @@ class TransformersBackend(ModelBackend):
             kv_capacity=self.config.kv_capacity,
             speculation=self.config.speculation,
         )
-
-    def engine_pair(self) -> tuple[Engine, Engine]:
-        return self.engine(), self.engine()
 
     def staging(
         self, index: int, incarnation: int, engine: Engine, transfers: KVTransfers | None

@@ -65,8 +65,8 @@ def check_weights(config: RolloutConfig, model: Path, total: int) -> None:
         )
 
 
-def choose_slots(config: RolloutConfig, model: Path, device: torch.device) -> int:
-    """The slots of a replica of the transformers engine on `device`: those of `config`, or as many as fit there.
+def choose_slots(config: RolloutConfig, model: Path, device: torch.device, engines: int = 1) -> int:
+    """The slots of each of a replica's `engines`, of transformers, on `device`: those of `config`, or what fits there.
 
     Raises ValueError with the sizes if its free memory is too small, CannotGenerate if all of it is. On a CPU KV takes
     memory only once it is written, so there the weights alone must fit. On a GPU what fits is rounded down to a
@@ -78,18 +78,18 @@ def choose_slots(config: RolloutConfig, model: Path, device: torch.device) -> in
         return config.most_slots
     context = config.context or context_length(model)
     if device.type == "cpu":
-        machine = psutil.virtual_memory()
-        if memory.weights > (free := machine.available):
-            kind = ValueError if memory.weights <= machine.total else CannotGenerate
+        machine, weights = psutil.virtual_memory(), engines * memory.weights
+        if weights > (free := machine.available):
+            kind = ValueError if weights <= machine.total else CannotGenerate
             raise kind(
-                f"a replica's weights need {size_text(memory.weights)}, but this machine has {size_text(free)} free: "
+                f"a replica's weights need {size_text(weights)}, but this machine has {size_text(free)} free: "
                 "take a smaller rollout.dtype or a smaller model"
             )
         return config.most_slots
-    free, total = (int(USABLE * each) for each in torch.cuda.mem_get_info(device))
-    least = config.slots or 1
+    free, total = (int(USABLE * each) // engines for each in torch.cuda.mem_get_info(device))
+    least, where = config.slots or 1, "the GPU (less a tenth for activations)"
     try:
-        fitting = fitting_slots(memory, context, free, least, "the GPU (less a tenth for activations)")
+        fitting = fitting_slots(memory, context, free, least, where if engines == 1 else f"each half of {where}")
     except ValueError as error:
         if memory.weights + memory.kv(least * context) <= total:
             raise  # another process may free the rest

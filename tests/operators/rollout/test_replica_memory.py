@@ -111,3 +111,23 @@ def test_slots_that_a_gpu_will_have_are_no_permanent_error(model: Path, monkeypa
         with pytest.raises(ValueError, match="a replica needs") as refusal:
             choose_slots(RolloutConfig(context=64), model, torch.device("cuda"))
         assert isinstance(refusal.value, CannotGenerate) == permanent
+
+
+def test_two_engines_of_a_replica_share_the_free_memory(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = ReplicaMemory.of(model, "float32")
+    assert memory is not None
+    free = int((2 * memory.weights + memory.kv(10 * 64)) / 0.9) + 200
+
+    def engine(model: object, *, slots: int, **options: object) -> int:
+        free_on_gpu(monkeypatch, free - memory.weights - memory.kv(slots * 64))
+        return slots
+
+    free_on_gpu(monkeypatch, free)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name in ("allocate", "read_weights"):
+        monkeypatch.setattr(backends, name, lambda *of: None)
+    monkeypatch.setattr(backends, "TransformersEngine", engine)
+    pair = backends.TransformersBackend(RolloutConfig(context=64), model, model / "store").engine_pair()
+    assert tuple(pair) == (5, 5)
+    with pytest.raises(ValueError, match=r"a replica needs .* but each half of the GPU .* has .* free: lower"):
+        choose_slots(RolloutConfig(slots=6, context=64), model, torch.device("cuda"), 2)
