@@ -12,16 +12,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import cache, partial
 from itertools import compress
-from math import isfinite
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from schemas.column_checks import ColumnCheck, check_column, column_check
 from schemas.columns import ELEMENTS, arrow_type
 from schemas.flatbuffer import field_of, table_at
 from schemas.hidden_modules import hidden_modules
 from schemas.plain import Columns
+from schemas.records.prompts import Prompt
 from schemas.scalars import checked_float, checked_scalar
 from schemas.shape import Field, fields_of
 from schemas.stack import read_stacked
@@ -114,11 +114,12 @@ def flatten_records(rows: Sequence[Any]) -> pa.RecordBatch:
     """`rows`, one or more records of one class, as columns. Raises TypeError or ValueError as `encode_arrow` does."""
     kind: Any = type(rows[0])
     flat = []
+    flattened: _Flattened = {}
     for row in rows:
         if type(row) is not kind:
             raise TypeError(f"rows of {kind.__name__} and {type(row).__name__} cannot be in one record")
         values: dict[str, Any] = {}
-        _flatten(kind, row, "", values)
+        _flatten(kind, row, "", values, flattened)
         flat.append(values)
     try:
         # Set the schema again: a struct array loses the nullability of its fields.
@@ -186,7 +187,11 @@ def _columns(kind: type, prefix: str, *, nullable: bool) -> list[tuple[str, Fiel
     return columns
 
 
-def _flatten(kind: type, row: Any, prefix: str, into: dict[str, Any]) -> None:
+_Flattened = dict[tuple[str, int], dict[str, Any]]
+"""A row that has a nested record, by its field and the identity of that record: the rows of a group share a prompt."""
+
+
+def _flatten(kind: type, row: Any, prefix: str, into: dict[str, Any], flattened: _Flattened) -> None:
     """Write the fields of `row` (None for an absent optional record) to `into`, by dotted name."""
     for name, field in _named(kind, prefix):
         value = None if row is None else getattr(row, field.name)
@@ -195,7 +200,12 @@ def _flatten(kind: type, row: Any, prefix: str, into: dict[str, Any]) -> None:
         elif value is None and row is not None and not field.optional:
             raise ValueError(f"{name} must not be null")
         elif field.kind == "record":
-            _flatten(field.of, value, f"{name}.", into)
+            if (known := flattened.get((name, id(value)))) is None:
+                _flatten(field.of, value, f"{name}.", into, flattened)
+                flattened[name, id(value)] = into
+            else:
+                for leaf in _leaves(field.of, f"{name}."):
+                    into[leaf] = known[leaf]
         elif value is None:
             into[name] = None
         elif field.kind == "scalar":
@@ -217,15 +227,16 @@ def _elements(array: pa.Array) -> Any:
 
 def _plain(where: str, field: Field, value: Any) -> Any:
     if field.kind == "tuple":
-        item = field._replace(kind="record" if is_dataclass(field.of) else "scalar")
-        return [_plain(where, item, each) for each in value]
+        return [_plain_item(where, field.of, each) for each in value]
     if field.kind == "mapping":
         return {checked_scalar(where, str, key): checked_scalar(where, field.of, each) for key, each in value.items()}
-    if field.kind == "record":
-        return {
-            part.name: _plain(f"{where}.{part.name}", part, getattr(value, part.name)) for part in fields_of(field.of)
-        }
-    return checked_scalar(where, field.of, value)
+    return _plain_item(where, field.of, value)
+
+
+def _plain_item(where: str, of: Any, value: Any) -> Any:
+    if is_dataclass(of):
+        return {part.name: _plain(f"{where}.{part.name}", part, getattr(value, part.name)) for part in fields_of(of)}
+    return checked_scalar(where, of, value)
 
 
 def _read(kind: type, data: bytes, layout: _Layout | None = None) -> pa.RecordBatch:
@@ -270,7 +281,7 @@ def _build(kind: type, prefix: str, columns: Columns) -> list[Any]:
     values = []
     for name, field in _named(kind, prefix):
         if field.kind == "record":
-            build = _build_present if field.optional else _build
+            build = _build_present if field.optional else _build_shared if field.of is Prompt else _build
             values.append(build(field.of, f"{name}.", columns))
         elif not field.plain:
             values.append(_field_values(name, field, columns[name]))
@@ -293,6 +304,22 @@ def _field_values(name: str, field: Field, column: list[Any]) -> list[Any]:
     return [
         None if value is None else checked_scalar(name, field.of, field.checked_choice(name, value)) for value in column
     ]
+
+
+def _build_shared(kind: type, prefix: str, columns: Columns) -> list[Any]:
+    """Like `_build`, with one object for rows that are equal in all of its columns, as those of a group are."""
+    names = _leaves(kind, prefix)
+    numbers = columns[names[0]]
+    if len(set(numbers)) == len(numbers):
+        return _build(kind, prefix, columns)
+    rows = list(zip(*[columns[name] for name in names], strict=True))
+    first: dict[Any, int] = {}
+    alike = [first.setdefault(number, at) for at, number in enumerate(numbers)]
+    same_as = [like if like == at or rows[like] == rows[at] else at for at, like in enumerate(alike)]
+    built = sorted(set(same_as))
+    left = {name: [columns[name][at] for at in built] for name in names}
+    records = dict(zip(built, _build(kind, prefix, left), strict=True))
+    return [records[at] for at in same_as]
 
 
 def _build_present(kind: type, prefix: str, columns: Columns) -> list[Any]:
@@ -319,65 +346,3 @@ def _revive(where: str, of: Any, item: Any) -> Any:
     if isinstance(item, list):
         return tuple([_revive(where, of, part) for part in item])
     return checked_float(where, item) if of is float else item
-
-
-FEW_VALUES = 64
-"""Up to so many values are checked in Python."""
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnCheck:
-    """What is checked of a column: nulls if it is `required`, `choices`, finite `numbers`, and its `parts`: those of a
-    list (one) or of a struct.
-    """
-
-    name: str
-    required: bool
-    choices: tuple[str, ...] | None = None
-    numbers: bool = False
-    is_list: bool = False
-    parts: tuple[ColumnCheck, ...] = ()
-
-
-def column_check(field: pa.Field, choices: Collection[str] | None = None, name: str = "") -> ColumnCheck:
-    """The check of column `field`, whose values are `choices` (None: any)."""
-    name, kind = name or field.name, field.type
-    known = None if choices is None else tuple(sorted(choices))
-    parts: list[ColumnCheck] = []
-    if pa.types.is_list(kind):
-        parts = [column_check(kind.value_field, name=name)]
-    elif pa.types.is_struct(kind):
-        parts = [column_check(part, name=f"{name}.{part.name}") for part in kind]
-    numbers, is_list = pa.types.is_float64(kind), pa.types.is_list(kind)
-    if is_list and parts == [ColumnCheck(name, required=False)]:
-        parts = []  # any value is valid
-    return ColumnCheck(name, not field.nullable, known, numbers, is_list, tuple(parts))
-
-
-def check_column(check: ColumnCheck, column: pa.Array) -> None:
-    """Raise ValueError for a null in a required column, a number that is not finite, or a value beside the choices."""
-    if check.required and column.null_count:
-        raise ValueError(f"{check.name} is null or contains a null")
-    if check.numbers:
-        if not _are_finite(column):
-            raise ValueError(f"{check.name}: a number is not finite")
-    elif check.is_list:
-        for part in check.parts:
-            check_column(part, column.flatten())
-    elif check.parts:
-        for part, values in zip(check.parts, column.flatten(), strict=True):
-            check_column(part, values)
-    if check.choices is not None and not _are_among(column, check.choices):
-        raise ValueError(f"{check.name}: a value is not one of {list(check.choices)}")
-
-
-def _are_finite(column: pa.Array) -> bool:
-    if len(column) <= FEW_VALUES:
-        return all([value is None or isfinite(value) for value in column.to_pylist()])  # noqa: C419 - faster
-    return bool(pc.all(pc.is_finite(column), min_count=0).as_py())
-
-
-def _are_among(column: pa.Array, choices: tuple[str, ...]) -> bool:
-    if len(column) <= FEW_VALUES:
-        return all([value is None or value in choices for value in column.to_pylist()])  # noqa: C419 - faster
-    return bool(pc.all(pc.is_in(column.drop_null(), pa.array(choices)), min_count=0).as_py())

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from schemas.arrow import FEW_VALUES, check_column, column_check
+from schemas.column_checks import FEW_VALUES, check_column, column_check
 
 NUMBERS = pa.list_(pa.field("item", pa.float64(), nullable=False))
 PARTS = pa.struct([pa.field("name", pa.string(), nullable=False), pa.field("mean", pa.float64())])

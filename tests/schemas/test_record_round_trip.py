@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from record_samples import PROMPT, SAMPLES
 from record_strategies import records_of
 
+from schemas import arrow
 from schemas.arrow import decode_arrow, encode_arrow
 from schemas.codec import (
     MAX_ROWS,
@@ -23,8 +26,10 @@ from schemas.codec import (
     encode_all,
     record_type,
 )
+from schemas.columns import token_ids
 from schemas.plain import decode_json, encode_json, from_plain, to_plain
-from schemas.records import RECORDS
+from schemas.records import RECORDS, PolicyVersion, Prompt, Trajectory
+from schemas.scalars import checked_scalar
 
 KINDS = pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
 quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -76,3 +81,43 @@ def test_encode_all_uses_few_values_in_order(text_bytes: int) -> None:
 def test_encode_all_rejects_row_over_size_limit() -> None:
     with pytest.raises(ValueTooLarge):
         list(encode_all([PROMPT, replace(PROMPT, text="x" * MAX_VALUE_BYTES)]))
+
+
+def members(*prompts: Prompt) -> list[Trajectory]:
+    """A trajectory of each of `prompts`, every one with a copy of its own."""
+    sample = SAMPLES[Trajectory]
+    return [replace(sample, prompt=replace(each), member=at) for at, each in enumerate(prompts)]  # type: ignore[type-var]
+
+
+OTHERS = [
+    {"number": PROMPT.number + 1},
+    {"reference": "{}"},
+    {"token_ids": token_ids([1])},
+    {"messages": ()},
+    {"policy_version": None if PROMPT.policy_version else PolicyVersion(1, 2)},
+    {"sampling": replace(PROMPT.sampling, temperature=0.25)},
+]
+
+
+@pytest.mark.parametrize("changed", OTHERS, ids=lambda changed: next(iter(changed)))
+def test_decoded_members_of_a_group_share_a_prompt(changed: dict[str, Any]) -> None:
+    rows = members(PROMPT, other := replace(PROMPT, **changed), PROMPT, other)
+    decoded = decode_arrow(Trajectory, encode_arrow(rows))
+    assert decoded == rows
+    one, another, *more = [row.prompt for row in decoded]
+    assert more[0] is one
+    assert another is not one
+    assert (more[1] is another) is (other.number != PROMPT.number)  # compared with the first of its number alone
+
+
+def test_shared_prompt_is_flattened_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = members(*[PROMPT] * 8)
+    expected, checked = encode_arrow(rows), Counter[str]()
+
+    def check(name: str, of: type, value: object) -> object:
+        checked[name] += 1
+        return checked_scalar(name, of, value)
+
+    monkeypatch.setattr(arrow, "checked_scalar", check)
+    assert encode_arrow([replace(row, prompt=PROMPT) for row in rows]) == expected
+    assert (checked["prompt.sampling.temperature"], checked["finish_reason"]) == (1, 8)
