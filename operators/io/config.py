@@ -53,8 +53,8 @@ class ShardConfig:
     """One shard of one pipeline: its inputs, its ledger topics and its intervals.
 
     In seconds: `slice_s` is how long the source runs before the runner may make a checkpoint (None: the runner's
-    default), `poll_s` how long an idle poll waits, `commit_s` how long offsets that moved without outputs may stay
-    uncommitted, `transaction_timeout_s` how long a transaction may take. This shard alone writes the `owned`
+    default), `poll_s` how long an idle poll waits, `commit_s` after how long offsets that moved without outputs are
+    committed, `transaction_timeout_s` how long a transaction may take. This shard alone writes the `owned`
     partitions, and the records of its ledger whose keys match the pattern `ledger_keys`: see SessionConfig.
     `start_positions` is called at every start; its positions override the committed ones (a trainer resumes from its
     checkpoint). A `bounded` shard reads what had been written when it started, and finishes once its step is idle.

@@ -1,7 +1,7 @@
 """A shard's sink, with group commit: emissions that arrive during one transaction are committed together in the next.
 
-The step never waits for Kafka, and a busy shard makes few, large transactions. This file has the queue and its thread;
-`commits.py` has the transactions.
+The step never waits for Kafka, and a busy shard makes few, large transactions. Emissions without outputs wait for the
+next one with outputs, for a moment at most. This file has the queue and its thread; `commits.py` has the transactions.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ MAX_EMISSIONS = 64
 """Emissions that may wait for a transaction; beyond it the step blocks."""
 MAX_OUTPUTS = 1024
 """Outputs that may wait for a transaction; beyond it the step blocks."""
+QUIET_S = 0.5
+"""How long emissions without outputs may wait for others: most come from idle polls, and nothing is due for them."""
+MAX_QUIET = MAX_EMISSIONS // 2
+"""So many emissions are committed at once, with outputs or without."""
 STUCK_S = 180.0
 """Added to the transaction time-out; a transaction that has not ended by then counts as stuck."""
 
@@ -39,6 +43,8 @@ class ShardSink:
         self.broken: SinkBroken | None = None
         self._waiting: list[Emission] = []
         self._outputs = 0
+        self._due = False
+        """Whether the thread should take what waits at once."""
         self._changed = threading.Condition()
         self._idle = True
         self._closed = False
@@ -56,7 +62,8 @@ class ShardSink:
                 raise self.broken
             self._waiting.append(emission)
             self._outputs += len(emission.outputs)
-            self._changed.notify_all()
+            if emission.outputs or emission.last or len(self._waiting) >= MAX_QUIET:
+                self._wake()
 
     @property
     def waiting(self) -> int:
@@ -74,6 +81,8 @@ class ShardSink:
         """Return once all queued emissions are committed, or dropped with a lost session. Raises SinkBroken."""
         timeout_s = self._stuck_s if timeout_s is None else timeout_s
         with self._changed:
+            if self._waiting:
+                self._wake()
             if not self._changed.wait_for(self._is_done, timeout_s):
                 self._break(f"a transaction has not ended in {timeout_s:g} s")
             if self.broken is not None:
@@ -84,6 +93,10 @@ class ShardSink:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    def _wake(self) -> None:
+        self._due = True
+        self._changed.notify_all()
 
     def _has_room(self) -> bool:
         fits = len(self._waiting) < MAX_EMISSIONS and self._outputs < MAX_OUTPUTS
@@ -102,10 +115,12 @@ class ShardSink:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closed)
-                if not self._waiting or self.broken is not None:
+                self._changed.wait_for(lambda: self._due or self._closed, QUIET_S)
+                if self.broken is not None or (self._closed and not self._waiting):
                     return
-                emissions, self._waiting, self._outputs = self._waiting, [], 0
+                if not self._waiting:
+                    continue
+                emissions, self._waiting, self._outputs, self._due = self._waiting, [], 0, False
                 self._idle = False
                 self._changed.notify_all()
             try:

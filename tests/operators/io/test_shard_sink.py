@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import cast
 
 import pytest
 from scripted_sessions import CONFIG, INPUT, OUTPUT, ScriptedSession, ScriptedSessions, metric
+from waiting import until
 
 import operators.io.sink
 from infra.kafka.session import Note, SessionLost
@@ -16,7 +17,7 @@ from infra.kafka.sessions import Sessions
 from operators.io.commits import ShardCommits
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Emission, Output, PartitionKey
-from operators.io.sink import ShardSink, SinkBroken, close_sinks, sink_of
+from operators.io.sink import MAX_QUIET, ShardSink, SinkBroken, close_sinks, sink_of
 from schemas.codec import decode, encode
 from schemas.records import DeadLetter
 from schemas.topics import DEAD_LETTERS, METRICS
@@ -166,6 +167,63 @@ def test_sink_commits_bare_offsets_when_changed_and_due(sessions: ScriptedSessio
     rare.flush()
     rare.close()
     assert [low for _, low, *_ in session.committed[2:]] == [{INPUT: 5}]
+
+
+def let_others_run() -> None:
+    """Give threads that are ready a chance to run: more of them with each thread that is started and ends."""
+    for _ in range(20):
+        thread = threading.Thread(target=threading.get_ident)
+        thread.start()
+        thread.join()
+
+
+def quiet_sink(monkeypatch: pytest.MonkeyPatch, quiet_s: float) -> tuple[ShardSink, list[list[int]]]:
+    """A sink whose emissions without outputs wait `quiet_s` seconds; and the numbers of those it takes together."""
+    taken: list[list[int]] = []
+    commit = ShardCommits.commit
+
+    def count(commits: ShardCommits, emissions: Sequence[Emission]) -> None:
+        commit(commits, emissions)
+        taken.append([each.number for each in emissions])
+
+    monkeypatch.setattr(ShardCommits, "commit", count)
+    monkeypatch.setattr(operators.io.sink, "QUIET_S", quiet_s)
+    return ShardSink(CONFIG), taken
+
+
+def test_emissions_without_outputs_wait_for_others(sessions: ScriptedSessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = sessions.current = ScriptedSession(1)
+    sink, taken = quiet_sink(monkeypatch, quiet_s=1000.0)
+    for one in (emission(1, low=1), emission(2, low=2), emission(3, 7, low=3)):
+        let_others_run()
+        sink.write(one)
+    until(lambda: written(session) == [[7]])
+    sink.write(emission(4, low=4))
+    let_others_run()
+    sink.write(replace(emission(5, low=5), last=True))
+    until(lambda: len(taken) == 2)
+    sink.write(emission(6, low=6))
+    sink.flush()
+    last = 6 + MAX_QUIET
+    for number in range(7, last + 1):
+        sink.write(emission(number, low=number))
+    until(lambda: len(taken) == 4)
+    sink.write(emission(last + 1, low=last + 1))
+    sink.close()
+    until(lambda: len(taken) == 5)
+    assert taken == [[1, 2, 3], [4, 5], [6], [*range(7, last + 1)], [last + 1]]
+    assert session.committed[-1][1] == {INPUT: last + 1}
+
+
+def test_emission_without_outputs_waits_for_a_moment(
+    sessions: ScriptedSessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = sessions.current = ScriptedSession(1)
+    sink, _ = quiet_sink(monkeypatch, quiet_s=0.01)
+    sink.write(emission(1, low=1))
+    until(lambda: session.committed)
+    assert session.committed[0][1] == {INPUT: 1}
+    sink.close()
 
 
 def test_sink_never_resends_emissions_of_a_lost_session(sessions: ScriptedSessions, sink: ShardSink) -> None:
