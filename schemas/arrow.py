@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import compress
 from typing import Any
@@ -234,7 +234,7 @@ def _plain(where: str, field: Field, value: Any) -> Any:
 
 
 def _plain_item(where: str, of: Any, value: Any) -> Any:
-    if is_dataclass(of):
+    if hasattr(of, "__dataclass_fields__"):
         return {part.name: _plain(f"{where}.{part.name}", part, getattr(value, part.name)) for part in fields_of(of)}
     return checked_scalar(where, of, value)
 
