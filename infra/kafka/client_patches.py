@@ -225,6 +225,22 @@ def position_in(consumer: Any, place: Any, timeout_ms: int) -> int | None:
     return position
 
 
+def all_fetches_under_way(consumer: Any) -> bool:
+    """Whether `consumer` has received nothing since its last poll, and waits for the response of every broker it reads.
+
+    A poll would then return nothing and request nothing, after two calls to the consumer's thread. A response is among
+    the completed fetches before its request counts as over, so what is read in this order is never missed.
+    """
+    fetcher, subscription = consumer._fetcher, consumer._subscription
+    requested = fetcher._nodes_with_pending_fetch_requests
+    places = subscription.fetchable_partitions()
+    if len(places) < len(subscription.assignment) or fetcher._next_in_line_exception_metadata is not None:
+        return False
+    if not all(fetcher._select_read_replica(place) in requested for place in places):
+        return False
+    return not (fetcher._completed_fetches or fetcher._next_partition_records)
+
+
 def request_metadata_at_once(consumer: Any) -> None:
     """Let `consumer`, just connected, request topic metadata at once.
 

@@ -6,6 +6,7 @@ the same session runs in both.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -17,7 +18,7 @@ from kafka.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailable
 
 from infra.clocks import wall_ms
 from infra.kafka.admin import admin_client, committed_offsets
-from infra.kafka.client_patches import request_metadata_at_once
+from infra.kafka.client_patches import all_fetches_under_way, request_metadata_at_once
 from infra.kafka.note import uncommitted_consumer
 from infra.kafka.open_transactions import check_own_transactions, describe_blocking_transactions, end_own_transactions
 from infra.kafka.properties import ClientProperties
@@ -34,9 +35,26 @@ RECONNECT = {"reconnect_backoff_max_ms": 500}
 DELIVERY_MS = 120_000
 """How long a record may wait and be retried, at least: all records of a transaction are enqueued at its beginning."""
 
+FULL_POLL_S = 0.5
+"""How often a consumer that is polled without waiting does all that belongs to a poll: errors, offset validation."""
+
 COORDINATOR_S = 30.0
 """How long a new cluster may take to create its topic of group offsets, or a broker that has started to load it."""
 _NO_COORDINATOR = CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError
+
+
+class SessionConsumer(KafkaConsumer):
+    """A consumer whose polls without a wait cost little while all its fetches are under way: a busy step makes many."""
+
+    _polled_at = -math.inf
+
+    def poll(self, timeout_ms: float = 0, **options: Any) -> Any:
+        """As KafkaConsumer's."""
+        now = time.monotonic()
+        if not timeout_ms and now - self._polled_at < FULL_POLL_S and all_fetches_under_way(self):
+            return {}
+        self._polled_at = now
+        return super().poll(timeout_ms, **options)
 
 
 class Lock(AbstractContextManager[bool], Protocol):
@@ -118,7 +136,7 @@ class KafkaClients:
 
     def consumer(self) -> KafkaConsumer:
         # Without a group: in a group each poll checks the coordinator in another thread, half the cost of a poll.
-        consumer = KafkaConsumer(
+        consumer = SessionConsumer(
             **RECONNECT
             | self._client.consumer(
                 group_id=None,

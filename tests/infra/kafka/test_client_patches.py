@@ -10,6 +10,7 @@ import threading
 import time
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +18,12 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from kafka import KafkaConsumer, TopicPartition
 from kafka.cluster import ClusterMetadata
+from kafka.consumer.fetcher import Fetcher
+from kafka.consumer.subscription_state import SubscriptionState
 from kafka.errors import KafkaConnectionError
+from kafka.future import Future
 from kafka.net.compat import KafkaNetClient
 from kafka.net.inet import KafkaNetSocket
 from kafka.net.selector import NetworkSelector
@@ -26,14 +31,17 @@ from kafka.net.transport import KafkaTCPTransport
 from kafka.protocol.api_header import ResponseClassRegistry
 from kafka.protocol.metadata import MetadataResponse
 
+from infra.kafka import clients
 from infra.kafka.client_patches import (
     END_VERSION,
     FIRST_VERSION,
     UnsupportedClient,
+    all_fetches_under_way,
     patch_clients,
     request_metadata_at_once,
     request_metadata_every,
 )
+from infra.kafka.clients import SessionConsumer
 
 
 @pytest.mark.parametrize("version", ["2.3.0", "3.0.11", "3.1.0", "4.0", "unknown"])
@@ -196,3 +204,86 @@ def test_decoders_are_made_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
         begun.wait()
         assert threads.submit(make).result() is first.result() is make()
     assert not together.is_set()
+
+
+PLACES = [TopicPartition("a", 0), TopicPartition("a", 1)]
+
+
+class Reader:
+    """What a consumer has, whose two partitions are led by brokers 0 and 1: a real fetcher without connections."""
+
+    def __init__(self) -> None:
+        self._subscription = SubscriptionState("none")
+        self._subscription.assign_from_user(PLACES)
+        for place in PLACES:
+            self._subscription.seek(place, 5)
+        cluster = Mock(leader_for_partition=lambda place: place.partition, leader_epoch_for_partition=lambda place: 0)
+        self.sent: list[int] = []
+        manager = Mock(cluster=cluster, broker_version=(4, 0), send=self._send)
+        manager.connection_delay.return_value = 0
+        client = Mock(_manager=manager)
+        client.throttle_delay.return_value = 0
+        self._fetcher = Fetcher(client, self._subscription, metrics=None)
+
+    def _send(self, request: Any, node_id: int) -> Future:
+        self.sent.append(node_id)
+        return Future()
+
+    def send_fetches(self) -> list[int]:
+        """Request what a poll would; returns the brokers to which something was sent."""
+        self.sent = []
+        with suppress(StopIteration):
+            self._fetcher._send_fetches_async().send(None)
+        return self.sent
+
+
+def test_all_fetches_are_under_way_if_a_poll_would_send_none() -> None:
+    reader = Reader()
+    assert not all_fetches_under_way(reader)
+    assert reader.send_fetches() == [0, 1]
+    assert all_fetches_under_way(reader)
+    assert reader.send_fetches() == []
+    first, _ = list(reader._fetcher._fetch_futures)
+    first.failure(KafkaConnectionError("gone"))
+    assert not all_fetches_under_way(reader)
+    assert reader.send_fetches() == [0]
+
+
+def test_fetched_records_are_read_by_the_next_poll() -> None:
+    reader = Reader()
+    reader.send_fetches()
+    record = SimpleNamespace(topic_partition=PLACES[0], next_fetch_offset=5)
+    for name, value in (
+        ("_completed_fetches", [record]),
+        ("_next_partition_records", record),
+        ("_next_in_line_exception_metadata", object()),
+    ):
+        before = getattr(reader._fetcher, name)
+        setattr(reader._fetcher, name, value)
+        assert not all_fetches_under_way(reader), name
+        setattr(reader._fetcher, name, before)
+    assert all_fetches_under_way(reader)
+    reader._subscription.request_offset_reset(PLACES[1])
+    assert not all_fetches_under_way(reader)
+
+
+def test_consumer_polls_in_full_when_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    full: list[float] = []
+    now, under_way = 100.0, True
+    monkeypatch.setattr(KafkaConsumer, "poll", lambda consumer, timeout_ms: full.append(now))
+    monkeypatch.setattr(clients, "all_fetches_under_way", lambda consumer: under_way)
+    monkeypatch.setattr(clients.time, "monotonic", lambda: now)
+    consumer = SessionConsumer.__new__(SessionConsumer)
+    consumer._closed = True  # it has no connections to close
+    for at, wait_ms, fetching in (
+        (100.0, 0, True),  # the first
+        (100.1, 0, True),
+        (100.2, 5, True),  # a wait
+        (100.3, 0, True),
+        (100.4, 0, False),  # something to read or to request
+        (100.8, 0, True),
+        (100.9, 0, True),  # half a second after the last
+    ):
+        now, under_way = at, fetching
+        consumer.poll(wait_ms)
+    assert full == [100.0, 100.2, 100.4, 100.9]
