@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -120,21 +120,30 @@ class RelayConfig(CheckedSettings):
 
         Raises ValueError as `token` and `tls`, and for an address that other machines cannot reach.
         """
-        kafka = host_of(brokers.partition(",")[0])
+        kafka = [host_of(each) for each in brokers.split(",")]
         advertised = self.advertise
         if not advertised and is_unspecified(self.listen):
-            try:
-                own = own_address_towards(kafka)
-            except OSError as error:
-                raise ValueError(
-                    f"listen = {self.listen!r}: this machine's own address is unknown, because there is no way to "
-                    f"Kafka at {kafka} ({error.strerror}); set relay.advertise"
-                ) from error
+            own = self._own_address(kafka)
             advertised = f"[{own}]:{self.port}" if ":" in own else f"{own}:{self.port}"
         host = host_of(advertised or self.listen)
-        if is_unspecified(host) or (is_loopback(host) and not is_loopback(self.listen) and not is_loopback(kafka)):
+        on_loopback = is_loopback(self.listen) or all(map(is_loopback, kafka))
+        if is_unspecified(host) or (is_loopback(host) and not on_loopback):
             raise ValueError(f"advertise = {advertised!r} is no address that other machines can reach")
         return Endpoint(self.listen, self.port, advertised, self.token(), self.tls())
+
+    def _own_address(self, hosts: Iterable[str]) -> str:
+        """This machine's address on the way to the first of Kafka's `hosts` to which there is one: a broker that is
+        being restarted may have no address. Raises ValueError if there is no way to any."""
+        failures = []
+        for host in hosts:
+            try:
+                return own_address_towards(host)
+            except OSError as error:
+                failures.append(f"{host} ({error.strerror})")
+        raise ValueError(
+            f"listen = {self.listen!r}: this machine's own address is unknown, because there is no way to Kafka at "
+            f"{', '.join(failures)}; set relay.advertise"
+        )
 
     def copies_folder(self, run: str) -> Path | None:
         """The folder of this relay's copies of the weights of `run`; None without `disk_folder`."""

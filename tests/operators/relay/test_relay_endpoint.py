@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,20 @@ def test_endpoint_without_a_way_to_kafka_names_the_setting(token: str) -> None:
     config = RelayConfig(listen="0.0.0.0", token_file=token, clear_text=True)
     with pytest.raises(ValueError, match=r"no way to Kafka at kafka\.invalid \(.*\); set relay.advertise"):
         config.endpoint("kafka.invalid:9092")
+
+
+def test_endpoint_is_found_while_a_broker_has_no_address(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubernetes removes the name of a broker's pod while that is replaced."""
+
+    def towards(host: str) -> str:
+        if host == "kafka-0":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return {"kafka-1": "10.1.2.3"}[host]
+
+    monkeypatch.setattr("operators.relay.config.own_address_towards", towards)
+    config = RelayConfig(listen="0.0.0.0", port=7400, token_file=token, clear_text=True)
+    endpoint = config.endpoint("kafka-0:9092,kafka-1:9092,kafka-2:9092")
+    assert endpoint.relay_address(7400) == "10.1.2.3:7400"
 
 
 @pytest.fixture
