@@ -242,6 +242,16 @@ def alive_file(default: Path) -> Path:
     return Path(named) if (named := os.environ.get(VARIABLE)) else default
 
 
+def remove_stale_report(environment: Mapping[str, str]) -> None:
+    """Remove the liveness file that `environment`, of a process that starts, names.
+
+    A container that starts again has the file of the process before, which may say that it is ready.
+    """
+    if named := environment.get(VARIABLE):
+        with suppress(OSError):
+            Path(named).unlink()
+
+
 def read_liveness(file: Path) -> dict[str, Any] | None:
     """The content of `file`, and `age_s`, the seconds since it was written; None if it cannot be read."""
     try:

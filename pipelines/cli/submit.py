@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ import typer
 
 from infra.escaping import print_escaped
 from infra.name_lookup import suggest_name
+from infra.runners.liveness import remove_stale_report
 from infra.runners.options import RunnerName
 from infra.runners.role_logging import configure_logging
 from infra.terminal import print_wrapped
@@ -115,6 +117,8 @@ def submit(
         raise typer.BadParameter("a group runs in the foreground and without --dry-run", param_hint="--group-size")
     if machine is not None and (pipeline != "relay" or index):
         raise typer.BadParameter("--machine is only for relay, and excludes --index", param_hint="--machine")
+    if not (dry_run or detach):  # before the imports, which take long
+        remove_stale_report(os.environ)
     if group_size > 1:
         raise typer.Exit(_group(context, pipeline, config, changes or [], index or 0, group_size, runner))
     with ProgressPrinter(f"{pipeline}: loads the libraries", only_slow=True):

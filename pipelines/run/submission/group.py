@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-from infra.runners.liveness import VARIABLE
+from infra.runners.liveness import VARIABLE, remove_stale_report
 
 CHECK_S = 0.1
 GRACE_S = 50.0
@@ -35,8 +35,11 @@ def run_group(commands: Sequence[Sequence[str]], numbers: Sequence[int]) -> int:
 
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        for command, number in zip(commands, numbers, strict=True):
-            children.append(subprocess.Popen(command, env=_environment(number)))
+        environments = [_environment(number) for number in numbers]
+        for environment in environments:
+            remove_stale_report(environment)
+        for command, environment in zip(commands, environments, strict=True):
+            children.append(subprocess.Popen(command, env=environment))
         return _wait(children, stopped)
     finally:
         for child in children:

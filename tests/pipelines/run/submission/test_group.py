@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,31 @@ def test_group_has_a_liveness_file_for_each_process(tmp_path: Path, monkeypatch:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "alive"))
     assert run_group(shell(*2 * [f'touch "${VARIABLE}"']), (8, 9)) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["alive-8", "alive-9"]
+
+
+def test_group_starts_without_reports_of_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They say that its processes are ready, and the folder outlives a container."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "alive"))
+    for number in (7, 8, 9):
+        (tmp_path / f"alive-{number}").write_text('{"ready": true}')
+    assert run_group(shell("true", "true"), (8, 9)) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["alive-7"]
+
+
+@pytest.mark.parametrize(("option", "removed"), [((), True), (("--dry-run",), False)])
+def test_submit_removes_the_report_of_the_process_before(
+    option: tuple[str, ...],
+    removed: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Callable[..., tuple[int, str, str]],
+) -> None:
+    file, config = tmp_path / "alive", tmp_path / "run.toml"
+    file.write_text('{"ready": true}')
+    config.write_text("[run]\nname = 5\n")  # so that it ends before it reports
+    monkeypatch.setenv(VARIABLE, str(file))
+    assert command("submit", "score", str(config), *option)[0] == 2
+    assert file.exists() != removed
 
 
 def test_group_passes_signals_on(tmp_path: Path) -> None:
