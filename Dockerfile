@@ -4,9 +4,8 @@
 # machine). Without GPUs `--build-arg EXTRA_INDEX=URL --build-arg TORCH=torch==VERSION+cpu` builds a smaller one.
 # `--build-arg EXTRAS=vllm` adds an extra of pyproject.toml, `--build-arg JARS=flink` the jars that submit to a Flink.
 #
-# Pin the base by digest: `--build-arg PYTHON_IMAGE=python@sha256:...`. Without internet: fill the folder wheelhouse/ on a
-# machine that has it (`pip download -d wheelhouse -r requirements.txt -r requirements-uv.txt setuptools`); the build then
-# uses nothing else.
+# Pin the base by digest: `--build-arg PYTHON_IMAGE=python@sha256:...`. With wheels in the folder wheelhouse/ the build needs no
+# internet: docs/deploy.md, "An image without internet".
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS packages
@@ -15,10 +14,10 @@ ARG TORCH=""
 ARG EXTRA_INDEX=""
 WORKDIR /build
 COPY requirements-uv.txt requirements.txt pyproject.toml ./
-COPY wheelhous[e] wheelhouse/
+COPY wheelhouse wheelhouse/
 # Packages first: this layer changes only with the requirements. The hashes in requirements.txt are verified.
 RUN set -eu; \
-    offline=""; [ ! -d wheelhouse ] || offline="--no-index --find-links wheelhouse"; \
+    offline=""; [ -z "$(find wheelhouse -name '*.whl')" ] || offline="--no-index --find-links wheelhouse"; \
     [ -z "$TORCH" ] || { sed -i '/^torch==/,/[^\\]$/d' requirements.txt; echo "$TORCH" >> requirements.txt; }; \
     python -m venv /opt/laminar; \
     /opt/laminar/bin/python -m pip install --quiet --no-cache-dir $offline --require-hashes -r requirements-uv.txt; \
@@ -33,10 +32,11 @@ COPY pipelines pipelines
 RUN /opt/laminar/bin/uv pip install --quiet --no-cache --python /opt/laminar/bin/python --no-deps --no-build-isolation . \
     && /opt/laminar/bin/python -m compileall -q /opt/laminar/lib
 ARG JARS=""
-RUN [ -z "$JARS" ] || XDG_CACHE_HOME=/opt/laminar/cache M2_REPO=/opt/laminar/maven \
+RUN set -eu; [ ! -d wheelhouse/maven ] || cp -r wheelhouse/maven /opt/laminar/maven; \
+    [ -z "$JARS" ] || XDG_CACHE_HOME=/opt/laminar/cache M2_REPO=/opt/laminar/maven \
     /opt/laminar/bin/python -c "from infra.runners.${JARS}_jars import JARS; JARS.class_path(print)"
 # What is in the image: the software bill of materials, and every licence.
-RUN /opt/laminar/bin/python -m infra.bill_of_materials /opt/laminar && cp NOTICE /opt/laminar/NOTICE
+RUN /opt/laminar/bin/python -m infra.bill_of_materials --installed /opt/laminar
 
 FROM ${PYTHON_IMAGE}
 RUN groupadd --gid 10001 laminar && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp laminar

@@ -1,20 +1,22 @@
 """The software bill of materials of the project, and NOTICE, which names every licence.
 
-    python -m infra.bill_of_materials [DIR]
+    python -m infra.bill_of_materials [--installed] [DIR]
 
 writes `sbom.cdx.json` (CycloneDX 1.6) and `NOTICE` to DIR: the Python packages of requirements.txt with the hashes that
-pip verifies, the jars with the SHA-256 that are verified before they run, and the sources of Prism.
+pip verifies, the jars with the SHA-256 that are verified before they run, and the sources of Prism. With `--installed`,
+as for an image, the Python packages are those of this environment: extras have more than requirements.txt, and packages
+for other systems are missing.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
-import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from infra.kafka.broker_jars import JARS as KAFKA
 from infra.maven import Jars, read_digests
 from infra.runners.flink_jars import JARS as FLINK
 
+PROJECT = "laminar-rl"
 UNKNOWN = "not stated"
 READ = {
     "atheris": "Apache-2.0",
@@ -63,6 +66,16 @@ def packages(requirements: Path) -> Iterator[SbomComponent]:
         hashes += _HASH.findall(line)
 
 
+def installed_packages(pinned: Iterable[SbomComponent]) -> Iterator[SbomComponent]:
+    """The Python packages of this environment, with the hashes of those that are `pinned` in the same version."""
+    hashes = {each.purl: each.sha256 for each in pinned}
+    for found in distributions():
+        name = re.sub(r"[-_.]+", "-", found.name).lower()
+        if name != PROJECT:
+            purl = f"pkg:pypi/{name}@{found.version}"
+            yield SbomComponent("python", name, found.version, purl, _licence(name), hashes.get(purl, ()))
+
+
 def jars(of: Jars) -> Iterator[SbomComponent]:
     """The jars of `of`, with the licences of their POMs if they have been downloaded."""
     paths = {jar.name: jar for jar in of.resolve()} if of.is_resolved() else {}
@@ -80,14 +93,16 @@ def jars(of: Jars) -> Iterator[SbomComponent]:
         )
 
 
-def components(requirements: Path) -> list[SbomComponent]:
-    """All components, sorted by kind and name."""
+def components(requirements: Path, *, installed: bool = False) -> list[SbomComponent]:
+    """All components, sorted by kind and name; the Python packages are those of `requirements`, or `installed` ones."""
     from infra.runners.prism import VERSION
 
     prism = SbomComponent(
         "go", "prism", VERSION, f"pkg:golang/github.com/apache/beam/sdks/v2@v{VERSION}", "Apache-2.0 (built on demand)"
     )
-    found = {each.purl: each for each in (*packages(requirements), *jars(KAFKA), *jars(FLINK), prism)}
+    pinned = list(packages(requirements))
+    python = installed_packages(pinned) if installed else pinned
+    found = {each.purl: each for each in (*python, *jars(KAFKA), *jars(FLINK), prism)}
     return sorted(found.values(), key=lambda each: (each.kind, each.name.lower()))
 
 
@@ -97,9 +112,7 @@ def sbom(parts: Sequence[SbomComponent]) -> dict[str, Any]:
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
-        "metadata": {
-            "component": {"type": "application", "name": "laminar-rl", "licenses": [_licence_entry("Apache-2.0")]}
-        },
+        "metadata": {"component": {"type": "application", "name": PROJECT, "licenses": [_licence_entry("Apache-2.0")]}},
         "components": [
             {
                 "type": "library",
@@ -176,8 +189,11 @@ def _pom_licence(pom: Path) -> str:
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
-    found = components(Path("requirements.txt"))
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--installed", action="store_true")
+    options.add_argument("target", metavar="DIR", nargs="?", type=Path, default=Path("."))
+    given = options.parse_args()
+    target, found = given.target, components(Path("requirements.txt"), installed=given.installed)
     (target / "sbom.cdx.json").write_text(json.dumps(sbom(found), indent=1) + "\n", encoding="utf-8")
     (target / "NOTICE").write_text(notice(found), encoding="utf-8")
     without_licence = sum(each.licence.startswith(UNKNOWN) for each in found)

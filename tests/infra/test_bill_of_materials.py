@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from infra.bill_of_materials import UNKNOWN, components, notice, sbom
+from infra.bill_of_materials import UNKNOWN, SbomComponent, components, installed_packages, notice, packages, sbom
 from infra.kafka.broker_jars import JARS as KAFKA
 from infra.maven import read_digests
 from infra.runners.flink_jars import JARS as FLINK
@@ -32,6 +32,15 @@ def test_bill_of_materials_has_all_pinned_components() -> None:
     assert (document["bomFormat"], len(document["components"])) == ("CycloneDX", len(parts))
     assert all(each["licenses"] for each in document["components"])
     assert "apache-beam 2.77.0: Apache" in notice(parts)
+
+
+def test_bill_of_materials_has_installed_packages_with_hashes() -> None:
+    pinned = {each.purl: each for each in packages(ROOT / "requirements.txt")}
+    other = SbomComponent("python", "pytest", "0.1", "pkg:pypi/pytest@0.1", UNKNOWN, ("0" * 64,))
+    found = {each.name: each for each in installed_packages([*pinned.values(), other])}
+    assert found["apache-beam"] == pinned[found["apache-beam"].purl]
+    assert "laminar-rl" not in found
+    assert other.sha256 != found["pytest"].sha256
 
 
 def test_notice_of_the_repository_is_current() -> None:
