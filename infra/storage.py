@@ -17,12 +17,25 @@ from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
+from urllib.parse import parse_qs, urlsplit
 
 from infra.files import write_durably
 
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+HTTPS = 443
 _PASSWORD = re.compile(r"[^/@?]*:[^@?]*@|[^?]*\?(.*&)?[^=&]*(key|secret|token|password)[^=&]*=", re.IGNORECASE)
 """After "://": a password before the host, which may contain slashes, or an option that is one."""
+
+
+def port_of(place: str) -> int:
+    """The port of the object store at the URI `place`: the one that it names, else that of HTTPS, or of HTTP.
+
+    Raises ValueError if it is no number.
+    """
+    parts = urlsplit(place)
+    options = parse_qs(parts.query)
+    (server,) = options.get("endpoint_override", [parts.netloc])[:1]
+    return urlsplit(f"//{server.rpartition('//')[2]}").port or (80 if options.get("scheme") == ["http"] else HTTPS)
 
 
 class RemotePath:

@@ -19,12 +19,17 @@ KAFKA_DATA = "/var/lib/kafka/data"
 
 
 def compose_file(plan: DeploymentPlan) -> str:
-    """The compose file of `plan`; its configuration is run.toml in the same folder."""
+    """The compose file of `plan`; its configuration is run.toml in the same folder.
+
+    Each container has GPUs of its own, in the order of the containers, so `plan` must fit one machine.
+    """
     services: dict[str, Any] = {"kafka": _kafka(plan.name)}
+    first = 0
     for unit in plan.units:
         for index in range(unit.count):
             name = f"{unit.name}-{index}" if unit.placement == "indexed" else unit.name
-            services[name] = _service(plan, unit, index)
+            services[name] = _service(plan, unit, index, range(first, first + unit.gpus))
+            first += unit.gpus
     services["metrics"] = _metrics(plan)
     return as_yaml({"name": plan.name, "services": services, "volumes": {"kafka": {}, "laminar": {}}})
 
@@ -39,7 +44,8 @@ _CONFINED: dict[str, Any] = {
 }
 
 
-def _service(plan: DeploymentPlan, unit: Unit, index: int) -> dict[str, Any]:
+def _service(plan: DeploymentPlan, unit: Unit, index: int, gpus: range) -> dict[str, Any]:
+    devices = [{"driver": "nvidia", "device_ids": [*map(str, gpus)], "capabilities": ["gpu"]}]
     mode = {"none": [], "read": [":ro"], "write": [""]}[unit.volume]
     return {
         "image": plan.deploy.image,
@@ -58,7 +64,7 @@ def _service(plan: DeploymentPlan, unit: Unit, index: int) -> dict[str, Any]:
         ],
         **_CONFINED,
         **(_served(plan, unit, index) if unit.port else {}),
-        "stop_grace_period": "60s",
+        "stop_grace_period": f"{unit.grace_s}s",
         "healthcheck": {
             "test": [
                 "CMD-SHELL",
@@ -69,7 +75,7 @@ def _service(plan: DeploymentPlan, unit: Unit, index: int) -> dict[str, Any]:
         },
         "cpus": unit.cpus,
         "mem_limit": f"{unit.memory_gib}g",
-        **({"gpus": unit.gpus} if unit.gpus else {}),
+        **({"deploy": {"resources": {"reservations": {"devices": devices}}}} if gpus else {}),
     }
 
 

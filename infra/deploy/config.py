@@ -6,10 +6,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
 
 from infra.setting_types import CheckedSettings, NonNegativeInt, Positive, PositiveInt
 
+_PeerPort = Annotated[int, Ge(1), Le(65535)]
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -43,7 +46,7 @@ class DeployConfig(CheckedSettings):
     gpu_resource: str = "nvidia.com/gpu"
     """The resource by which containers request GPUs."""
     gpus_per_machine: PositiveInt = 8
-    """The ranks of a trainer with GPUs run in pods of up to this many, one pod a machine."""
+    """The ranks of a trainer with GPUs run in pods of up to this many, one pod a machine; a compose file has no more."""
     memory_gib: Mapping[str, PositiveInt] = field(default_factory=dict)
     """GiB of memory that a process of a role requests, by role; else computed from the model."""
     cpus: Mapping[str, Positive] = field(default_factory=dict)
@@ -53,6 +56,9 @@ class DeployConfig(CheckedSettings):
     """A copy of the model on this machine, whose sizes the memory requests are computed from; empty: model.path."""
     network_policies: bool = True
     """Whether pods may connect only to those that they need."""
+    extra_egress_ports: tuple[_PeerPort, ...] = ()
+    """Ports to which network policies let pods connect beside those of kafka.bootstrap_servers and object stores: of
+    brokers that advertise others, or of an HDFS."""
     gateway_service: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
     """The Service of a run's gateway. `ClusterIP`: only the run's agents may connect; else also agents outside of the
     cluster, and of the machine of a compose file (`laminar agents play`)."""

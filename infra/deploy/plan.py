@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,6 +10,7 @@ from infra.deploy.config import DeployConfig
 from infra.deploy.role_acls import PEOPLE
 from infra.kafka.acls import Acl
 from infra.kafka.admin import TopicSpec
+from infra.storage import HTTPS
 
 CONFIG = "/etc/laminar/run.toml"
 """Path of the run's configuration in a container."""
@@ -74,6 +75,8 @@ class DeploymentPlan:
     """How long a role may take before its first step."""
     audit_every_s: float = 120.0
     """How often the process that serves the metrics audits the run; 0: never."""
+    storage_ports: Sequence[int] = (HTTPS,)
+    """The ports of object stores."""
     relay_files: Sequence[str] = ()
     """Paths of the relays' token and certificates, below SECRETS."""
     gateway_files: Sequence[str] = ()
@@ -101,6 +104,16 @@ class DeploymentPlan:
         """The units with pods of their own on Kubernetes: with Flink the data plane is one job."""
         apart = self.data_plane if self.deploy.flink_slots else ()
         return [unit for unit in self.units if unit.name not in apart]
+
+    @property
+    def gpus(self) -> Mapping[str, int]:
+        """The GPUs of all containers of the units that have some, by unit."""
+        return {unit.name: unit.gpus * unit.count for unit in self.units if unit.gpus}
+
+    @property
+    def fits_one_machine(self) -> bool:
+        """Whether one machine has enough GPUs."""
+        return sum(self.gpus.values()) <= self.deploy.gpus_per_machine
 
     @property
     def gateway_port(self) -> int:

@@ -13,12 +13,13 @@ from infra.deploy.plan import AGENTS, CONFIG, GATEWAY, DeploymentPlan, Placement
 from infra.deploy.role_acls import role_acls
 from infra.models.sizes import ELEMENT_BYTES, kv_values, readable_config
 from infra.sizes import GIB
+from infra.storage import HTTPS, port_of
 from operators.agents.agent_process import AUTHORITY
 from operators.gateway.config import GatewayConfig
 from operators.trainer.memory_plan import offloaded_bytes, plan_rank, shape_of
 from pipelines.config import Config, read_config
 from pipelines.roles import AUTOSCALER, DATA_PLANE, SHARDED, pipelines_of, roles_of, submitted_process
-from pipelines.run.deployment_checks import check_deployable, is_secret
+from pipelines.run.deployment_checks import check_deployable, is_secret, ranks_of_container
 from pipelines.run.topics import topic_spec
 from pipelines.sequence_lengths import longest_sequence
 from schemas.topics import CATALOGUE
@@ -41,7 +42,8 @@ def plan_of(file: Path, changes: tuple[str, ...] = ()) -> DeploymentPlan:
     config = draft.config
     relay, gateway = config.relay, config.gateway or GatewayConfig()
     authority = "" if config.agents is None else config.agents.env.get(AUTHORITY, "")
-    return DeploymentPlan(
+    remote = [each for each in (relay.object_store, config.trainer.checkpoint_folder) if "://" in each]
+    plan = DeploymentPlan(
         run=config.run.name,
         config=file.read_text(encoding="utf-8"),
         units=units_of(config),
@@ -50,14 +52,16 @@ def plan_of(file: Path, changes: tuple[str, ...] = ()) -> DeploymentPlan:
         authenticated=bool(config.kafka.client_properties),
         restore_s=config.progress.restore_s,
         audit_every_s=config.run.audit_every_s,
+        storage_ports=sorted({HTTPS, *map(port_of, remote)}),
         relay_files=tuple(filter(None, (relay.token_file, relay.certificate_file, relay.authority_file))),
         gateway_files=tuple(filter(None, (gateway.certificate_file, gateway.key_file))),
         agent_files=tuple(filter(None, (gateway.secret_file, authority if is_secret(authority) else ""))),
         data_plane=tuple(role.pipeline for role in submitted_process(config, DATA_PLANE).roles),
         topics=[topic_spec(config, topic) for topic in CATALOGUE.values()],
         acls=role_acls(config.run.name, pipelines_of(config)),
-        note="\n".join(filter(None, (_missing_model(config), _agents_elsewhere(config)))),
     )
+    notes = (_missing_model(config), _agents_elsewhere(config), _no_compose_file(plan))
+    return replace(plan, note="\n".join(filter(None, notes)))
 
 
 def _missing_model(config: Config) -> str:
@@ -80,6 +84,17 @@ def _agents_elsewhere(config: Config) -> str:
         " deploy.gateway_service opens it to the outside) and the worker key, which "
         f"`kubectl exec -n {config.deploy.namespace} {gateway}-0 -- laminar agents serve --config {CONFIG}` shows, in "
         f"compose `docker compose exec {GATEWAY}-0 …`; then `laminar agents play https://HOST:PORT/v1 -- COMMAND`"
+    )
+
+
+def _no_compose_file(plan: DeploymentPlan) -> str:
+    """A note that the run is too large for one machine; else empty."""
+    if plan.fits_one_machine:
+        return ""
+    listed = ", ".join(f"{name} {gpus}" for name, gpus in plan.gpus.items())
+    return (
+        f"no compose.yaml is written: the containers need {sum(plan.gpus.values())} GPUs ({listed}), and a machine has "
+        f"{plan.deploy.gpus_per_machine} (deploy.gpus_per_machine)"
     )
 
 
@@ -125,8 +140,7 @@ def _placement(name: str, count: int) -> Placement:
 
 
 def _grouped(config: Config, unit: Unit) -> Unit:
-    """The ranks on the GPUs of one machine are processes of one container: only then can the GPUs exchange directly."""
-    group = math.gcd(unit.count, config.deploy.gpus_per_machine) if unit.name == "trainer" and unit.gpus else 1
+    group = ranks_of_container(config) if unit.name == "trainer" else 1
     return replace(
         unit,
         count=unit.count // group,
@@ -138,8 +152,9 @@ def _grouped(config: Config, unit: Unit) -> Unit:
 
 
 def files_of(plan: DeploymentPlan) -> dict[str, str]:
-    """All deployment files of `plan`, by path."""
-    return {"compose.yaml": compose_file(plan), "run.toml": plan.config, **kubernetes_files(plan)}
+    """All deployment files of `plan`, by path; with a compose file if one machine has enough GPUs."""
+    compose = {"compose.yaml": compose_file(plan), "run.toml": plan.config} if plan.fits_one_machine else {}
+    return {**compose, **kubernetes_files(plan)}
 
 
 PROCESS_GIB = 2

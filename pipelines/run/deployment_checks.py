@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from infra.deploy.plan import SECRETS
+from infra.deploy.plan import SECRETS, resource_prefix
 from infra.listening import is_loopback
 from operators.gateway.config import GatewayConfig
 from operators.relay.config import RelayConfig
@@ -17,6 +19,9 @@ from pipelines.run.run_names import UNNAMED
 
 FIRST_PORT = 1024
 """The first port that a process without rights may listen at."""
+_RUN_NAME = re.compile("[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_NAME, _NAME_OF_STATEFUL_SET, _NAME_OF_FLINK = 63, 52, 45
+"""Longest names: of a Service or Job; of a StatefulSet, whose pods have it and a hash in a label; of a Flink."""
 _IN_SECRETS = ("kafka.", "relay.", "gateway.")
 """Sections whose files are in Secrets."""
 
@@ -29,7 +34,7 @@ def check_deployable(draft: ConfigDraft, file: Path) -> None:
 
 def deployment_problems(config: Config) -> list[str]:
     """Why the configuration cannot be deployed, each with the setting to change."""
-    found = [] if config.run.name else [UNNAMED]
+    found = [*_name(config)] if config.run.name else [UNNAMED]
     found += _agents(config)
     if config.autoscaling is not None and config.autoscaling.actuator == "local":
         found.append("autoscaling.actuator is 'local': in a cluster set 'kubernetes', or a command")
@@ -42,6 +47,7 @@ def deployment_problems(config: Config) -> list[str]:
             found.append(f"deploy.{key} has {role!r}, which is no role of this run: {', '.join(roles)}")
     found += unknown_environments(config)
     found += _outside_volume(config)
+    found += _rank_0(config)
     if not config.emulated and is_loopback(config.relay.listen):
         found.append(_loopback_relay(config.relay))
     for key, gpus in (("trainer.gpus", config.trainer.gpus), ("rollout.gpus", config.rollout.gpus)):
@@ -62,6 +68,36 @@ def deployment_problems(config: Config) -> list[str]:
     if (name := PurePosixPath(config.kafka.client_properties).name) not in ("", "{role}.properties"):
         found.append(f"kafka.client_properties names {name}, but must name {{role}}.properties: each role has a Secret")
     return found
+
+
+def _name(config: Config) -> Iterator[str]:
+    """That the run's name, which is part of names and labels in the cluster, is invalid there or too long."""
+    roles = {role.pipeline: _NAME_OF_STATEFUL_SET for role in roles_of(config)}
+    longest = {**roles, "topics-01234567": _NAME, **({"flink": _NAME_OF_FLINK} if config.deploy.flink_slots else {})}
+    room = {f"{resource_prefix('')}-NAME-{each}": limit for each, limit in longest.items()}
+    resource, limit = min(room.items(), key=lambda each: each[1] - len(each[0]))
+    characters = limit - len(resource) + len("NAME")
+    if _RUN_NAME.fullmatch(config.run.name) is None or len(config.run.name) > characters:
+        yield (
+            f"run.name is {config.run.name!r}: a deployed run has at most {characters} lower-case letters, digits and "
+            f"'-', the first and last no '-' ({resource} may have {limit} characters)"
+        )
+
+
+def ranks_of_container(config: Config) -> int:
+    """Ranks on the GPUs of one machine are processes of one container: only then can the GPUs exchange directly."""
+    on_gpus = config.trainer.device.startswith("cuda") and not config.emulated
+    return math.gcd(config.trainer.ranks, config.deploy.gpus_per_machine) if on_gpus else 1
+
+
+def _rank_0(config: Config) -> Iterator[str]:
+    """That ranks in several containers could not find rank 0."""
+    if config.trainer.ranks > ranks_of_container(config) and is_loopback(config.trainer.rank_0_host):
+        name = f"{resource_prefix(config.run.name)}-trainer"
+        yield (
+            f"trainer.rank_0_host is {config.trainer.rank_0_host}, where ranks of other containers do not reach rank "
+            f"0: set {name}-0.{name} for Kubernetes, trainer-0 for compose"
+        )
 
 
 def _loopback_relay(relay: RelayConfig) -> str:

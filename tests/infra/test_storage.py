@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from object_store import ObjectStore, object_store
 
-from infra.storage import RemotePath, local_copy, open_storage, write_durable
+from infra.storage import RemotePath, local_copy, open_storage, port_of, write_durable
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +23,22 @@ def folder(store: ObjectStore, request: pytest.FixtureRequest) -> RemotePath:
     found = open_storage(store.bucket(request.node.name.replace("_", "-")[:60].lower()))
     assert isinstance(found, RemotePath)
     return found
+
+
+@pytest.mark.parametrize(
+    ("place", "port"),
+    [
+        ("s3://bucket/folder", 443),
+        ("s3://bucket/folder?region=us-east-1", 443),
+        ("s3://bucket/folder?endpoint_override=minio:9000&scheme=http", 9000),
+        ("s3://bucket?scheme=https&endpoint_override=https://minio.example:9443", 9443),
+        ("s3://bucket?endpoint_override=minio&scheme=http", 80),
+        ("abfss://container@account.dfs.core.windows.net/folder", 443),
+        ("hdfs://names:8020/folder", 8020),
+    ],
+)
+def test_port_of_an_object_store_follows_from_its_uri(place: str, port: int) -> None:
+    assert port_of(place) == port
 
 
 def test_open_storage_returns_a_path_or_a_remote_path() -> None:

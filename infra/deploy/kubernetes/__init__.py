@@ -10,10 +10,27 @@ from infra.deploy.plan import DeploymentPlan
 from infra.yaml_text import as_yaml
 
 Manifest = dict[str, Any]
+CUSTOM_NAMES = {
+    "nameReference": [
+        {
+            "kind": "ConfigMap",
+            "version": "v1",
+            "fieldSpecs": [
+                {
+                    "kind": "FlinkDeployment",
+                    "group": "flink.apache.org",
+                    "path": "spec/taskManager/podTemplate/spec/volumes/configMap/name",
+                }
+            ],
+        }
+    ]
+}
+"""Where custom resources name the ConfigMap, whose name kustomize completes by a hash: it knows Kubernetes' own."""
+_CUSTOM_NAMES = "custom-names.yaml"
 
 
 def kubernetes_files(plan: DeploymentPlan) -> dict[str, str]:
-    """The files of folder `kubernetes`, by name. `kubectl apply -k` creates the resources of all but the Secrets."""
+    """The files of folder `kubernetes`, by name. `kubectl apply -k` creates all but Secrets and loader."""
     documents: dict[str, list[Manifest]] = {
         "storage.yaml": list(workloads.storage(plan)),
         "accounts.yaml": list(workloads.accounts(plan)),
@@ -25,7 +42,7 @@ def kubernetes_files(plan: DeploymentPlan) -> dict[str, str]:
         "flink.yaml": list(operators.flink(plan)),
     }
     files = {name: _file(manifests) for name, manifests in documents.items() if manifests}
-    kustomization = {
+    kustomization: dict[str, Any] = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": list(files),
@@ -33,6 +50,11 @@ def kubernetes_files(plan: DeploymentPlan) -> dict[str, str]:
             {"name": plan.name, "namespace": plan.deploy.namespace, "files": ["run.toml"]},
         ],
     }
+    if plan.deploy.flink_slots:
+        kustomization["configurations"] = [_CUSTOM_NAMES]
+        files[_CUSTOM_NAMES] = as_yaml(CUSTOM_NAMES)
+    if loader := _file(workloads.loader(plan)):
+        files["loader.yaml"] = loader
     texts = {"kustomization.yaml": as_yaml(kustomization), "run.toml": plan.config, **files}
     texts["secrets.sh"] = secrets.script(plan)
     return {f"kubernetes/{name}": text for name, text in texts.items()}

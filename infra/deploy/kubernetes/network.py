@@ -8,7 +8,6 @@ from typing import Any
 from infra.deploy.kubernetes.names import FLINK_OF, FLINK_REST_PORT, RUN, SUBMITS_TO, WEIGHTS, labels_of, manifest
 from infra.deploy.plan import AGENTS, GATEWAY, METRICS_PORT, DeploymentPlan
 
-_API_SERVER = [{"protocol": "TCP", "port": port} for port in (443, 6443)]
 _DNS = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
 
 
@@ -38,15 +37,15 @@ def resources(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
 
 
 def _policies(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
-    """All pods: nothing but names and Kafka. Pods with weights: each other, at any port (KV transfers, collectives)."""
+    """All pods: names and Kafka. Pods with weights: object stores, and each other at any port (KV, collectives)."""
     everyone = {"matchLabels": {RUN: plan.run}}
-    brokers = sorted({int(each.rpartition(":")[2]) for each in plan.brokers.split(",")})
-    kafka = [{"protocol": "TCP", "port": port} for port in brokers]
+    extra = plan.deploy.extra_egress_ports
+    kafka = _tcp(*(int(each.rpartition(":")[2]) for each in plan.brokers.split(",")), *extra)
     egress: list[dict[str, Any]] = [{"ports": _DNS}, {"ports": kafka}]
     rules = {"podSelector": everyone, "policyTypes": ["Ingress", "Egress"], "ingress": [], "egress": egress}
     yield _policy(plan, "all", rules)
     with_weights = {"matchLabels": {RUN: plan.run, WEIGHTS: "true"}}
-    storage = {"ports": [{"protocol": "TCP", "port": 443}]}  # object stores
+    storage = {"ports": _tcp(*plan.storage_ports, *extra)}
     peers = [{"podSelector": with_weights}]
     rules = {
         "podSelector": with_weights,
@@ -58,7 +57,7 @@ def _policies(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
     for unit in plan.workloads:
         if unit.scales:
             selector = {"matchLabels": labels_of(plan, unit.name)}
-            egress = [{"ports": _API_SERVER}]
+            egress = [{"ports": _tcp(443, 6443)}]  # the API server
             yield _policy(plan, unit.name, {"podSelector": selector, "policyTypes": ["Egress"], "egress": egress})
     if plan.gateway_port:
         yield from _gateway_policies(plan)
@@ -97,6 +96,10 @@ def _gateway_policies(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
     if any(unit.name == AGENTS for unit in plan.units):
         egress = [{"to": [{"podSelector": gateway}], "ports": ports}]
         yield _policy(plan, AGENTS, {"podSelector": agents, "policyTypes": ["Egress"], "egress": egress})
+
+
+def _tcp(*ports: int) -> list[dict[str, Any]]:
+    return [{"protocol": "TCP", "port": port} for port in sorted(set(ports))]
 
 
 def _policy(plan: DeploymentPlan, name: str, spec: dict[str, Any]) -> dict[str, Any]:

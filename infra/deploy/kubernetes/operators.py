@@ -77,6 +77,7 @@ def flink(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
         "podTemplate": {"metadata": {"labels": {FLINK_OF: plan.run}}},
         "flinkConfiguration": {
             "taskmanager.numberOfTaskSlots": "1",
+            # Beam's classes come with the job. If an image has them, too, only this order loads them once.
             "classloader.resolve-order": "parent-first",
             "task.cancellation.timeout": str(1000 * CANCELLATION_S),
         },

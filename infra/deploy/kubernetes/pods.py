@@ -22,12 +22,18 @@ from infra.deploy.plan import (
 )
 from infra.machine import GATEWAY_URL
 from infra.machine import VARIABLE as MACHINE
+from infra.runners.flink_jobs import CANCEL_S
 
 POOL_PORT = 50000
 """The port of a worker pool, on loopback."""
 USER = 10001
 """The user id of the image; no container runs as root."""
+LOADER = "loader"
 _PROBE_S = 10
+_ALIVE_S = 30
+_PROBE_TIMEOUT_S = 10
+"""A probe starts processes, which takes seconds on a node whose processors are all busy; Kubernetes' default is 1 s."""
+_POOL_START_S = 300
 _NODE = {"fieldRef": {"fieldPath": "spec.nodeName"}}
 _INDEX = {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
 
@@ -105,6 +111,7 @@ def worker_pool_pod(plan: DeploymentPlan) -> dict[str, Any]:
     (pool,), rights = pod["spec"]["containers"], pod["spec"]["securityContext"]
     whole = Unit("pool", cpus=sum(unit.cpus for unit in units), memory_gib=sum(unit.memory_gib for unit in units))
     pool["resources"] = _resources(plan, whole)
+    pool |= _pool_probes()
     main = {"name": "flink-main-container", "securityContext": {"allowPrivilegeEscalation": False}}
     # Flink's image has a user of its own; only the pool has ours.
     pool["securityContext"] |= {key: rights.pop(key) for key in ("runAsUser", "runAsGroup", "runAsNonRoot")}
@@ -118,7 +125,31 @@ def submitter_pod(plan: DeploymentPlan, master: str) -> dict[str, Any]:
     command = ["laminar", "submit", DATA_PLANE, CONFIG, "--runner", "flink", "--", *where]
     pod = _data_plane_pod(plan, DATA_PLANE, command)
     pod["metadata"]["labels"][SUBMITS_TO] = plan.run
+    unit = Unit(DATA_PLANE)
+    container = pod["spec"]["containers"][0]
+    container["env"].insert(0, _alive_file(unit))
+    container |= _probes(plan, unit)
+    # A stop cancels the job, and waits until it has ended.
+    pod["spec"]["terminationGracePeriodSeconds"] = math.ceil(CANCEL_S) + unit.grace_s
     return pod
+
+
+def loader_pod(plan: DeploymentPlan) -> dict[str, Any]:
+    """A pod with the run's volume, on a machine for weights, that does nothing: `kubectl cp` writes to it."""
+    unit = Unit(LOADER, volume="write")
+    kept = ("temporary", "volume")  # Secrets and the configuration may not exist yet
+    container = {
+        "name": LOADER,
+        "image": plan.deploy.image,
+        "command": ["sleep", "infinity"],
+        "env": [{"name": "HOME", "value": "/tmp"}],
+        "resources": _resources(plan, unit),
+        "securityContext": _container_rights(),
+        "volumeMounts": [each for each in _mounts(plan, unit) if each["name"] in kept],
+    }
+    volumes = [each for each in _volumes(plan, unit) if each["name"] in kept]
+    spec = {"containers": [container], "volumes": volumes, **_machines(plan, unit)}
+    return template(plan, LOADER, {**spec, "terminationGracePeriodSeconds": 1})
 
 
 def _data_plane_pod(plan: DeploymentPlan, name: str, command: Sequence[str]) -> dict[str, Any]:
@@ -127,7 +158,7 @@ def _data_plane_pod(plan: DeploymentPlan, name: str, command: Sequence[str]) -> 
 
 
 def _environment(plan: DeploymentPlan, unit: Unit) -> Iterator[dict[str, Any]]:
-    yield {"name": "LAMINAR_ALIVE_FILE", "value": f"{ALIVE}-{unit.name}"}
+    yield _alive_file(unit)
     yield {"name": "HOME", "value": "/tmp"}  # libraries write caches; the image is read-only
     if unit.weights:
         yield {"name": MACHINE, "valueFrom": _NODE}
@@ -135,6 +166,10 @@ def _environment(plan: DeploymentPlan, unit: Unit) -> Iterator[dict[str, Any]]:
         yield {"name": "POD_INDEX", "valueFrom": _INDEX}
     if unit.name in (GATEWAY, AGENTS):
         yield {"name": GATEWAY_URL, "value": plan.gateway_url(plan.resource_name(GATEWAY))}
+
+
+def _alive_file(unit: Unit) -> dict[str, Any]:
+    return {"name": "LAMINAR_ALIVE_FILE", "value": f"{ALIVE}-{unit.name}"}
 
 
 def _resources(plan: DeploymentPlan, unit: Unit) -> dict[str, Any]:
@@ -149,7 +184,7 @@ def _probes(plan: DeploymentPlan, unit: Unit) -> dict[str, Any]:
     folder, _, pattern = f"{ALIVE}-{unit.name}*".rpartition("/")
 
     def all_of(lines: str) -> dict[str, Any]:
-        return {"exec": {"command": ["sh", "-c", f'test "$({lines} | wc -l)" -ge {unit.group}']}}
+        return _exec(["sh", "-c", f'test "$({lines} | wc -l)" -ge {unit.group}'])
 
     found = f"find {folder} -maxdepth 1 -name '{pattern}'"
     start = {"periodSeconds": _PROBE_S, "failureThreshold": math.ceil(plan.restore_s / _PROBE_S)}
@@ -157,8 +192,23 @@ def _probes(plan: DeploymentPlan, unit: Unit) -> dict[str, Any]:
     return {
         "startupProbe": {**all_of(found), **start},
         "readinessProbe": {**ready, "periodSeconds": _PROBE_S},
-        "livenessProbe": {**all_of(f"{found} -mmin -{SILENT_MIN}"), "periodSeconds": 30},
+        "livenessProbe": {**all_of(f"{found} -mmin -{SILENT_MIN}"), "periodSeconds": _ALIVE_S},
     }
+
+
+def _pool_probes() -> dict[str, Any]:
+    """The pool accepts connections. It listens on loopback, which a kubelet does not reach itself."""
+    connect = f"import socket; socket.create_connection(('127.0.0.1', {POOL_PORT}), 5).close()"
+    accepts = _exec(["python", "-IS", "-c", connect])
+    return {
+        "startupProbe": {**accepts, "periodSeconds": _PROBE_S, "failureThreshold": _POOL_START_S // _PROBE_S},
+        "readinessProbe": {**accepts, "periodSeconds": _PROBE_S},
+        "livenessProbe": {**accepts, "periodSeconds": _ALIVE_S},
+    }
+
+
+def _exec(command: Sequence[str]) -> dict[str, Any]:
+    return {"exec": {"command": list(command)}, "timeoutSeconds": _PROBE_TIMEOUT_S}
 
 
 def _container_rights() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from infra.deploy.kubernetes.names import labels_of, manifest
-from infra.deploy.kubernetes.pods import command_pod, role_pod
+from infra.deploy.kubernetes.pods import LOADER, command_pod, loader_pod, role_pod
 from infra.deploy.kubernetes.secrets import ADMIN
 from infra.deploy.plan import CONFIG, METRICS_PORT, DeploymentPlan, Unit
 from infra.deploy.role_acls import PEOPLE
@@ -33,6 +33,13 @@ def storage(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
         **({"storageClassName": deploy.storage_class} if deploy.storage_class else {}),
     }
     yield manifest(plan, "v1", "PersistentVolumeClaim", plan.name, spec=spec)
+
+
+def loader(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
+    """The pod by which a person copies the model and other files to the volume, before the roles exist."""
+    if any(unit.volume != "none" for unit in plan.units):
+        pod = loader_pod(plan)
+        yield manifest(plan, "v1", "Pod", plan.resource_name(LOADER), LOADER, spec=pod["spec"])
 
 
 def roles(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
@@ -85,6 +92,9 @@ def _workload(plan: DeploymentPlan, unit: Unit) -> dict[str, Any]:
             spec = {**SINGLE, **spec}
         case "indexed":
             spec = {"replicas": unit.count, "serviceName": name, "podManagementPolicy": "Parallel", **spec}
+            if unit.name == "trainer" and unit.count > 1:
+                # All ranks need one configuration, so pods that are replaced one by one would wait for each other.
+                spec["updateStrategy"] = {"type": "OnDelete"}
         case "machine":
             spec = {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}}, **spec}
     return manifest(plan, "apps/v1", _KINDS[unit.placement], name, unit.name, spec=spec)

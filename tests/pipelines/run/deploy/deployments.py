@@ -1,7 +1,8 @@
-"""Configurations to deploy: the example, and a run on GPUs with a secured Kafka, operators and eight ranks."""
+"""Configurations to deploy: the example; a run on GPUs with a secured Kafka, operators and 16 ranks, also on Flink."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pipelines.run.deployment import EXAMPLE, files_of, plan_of
 ROOT = Path(__file__).parents[4]
 _SECURED = """
 [run]
-name = "Big_run"
+name = "big-run"
 folder = "/volume/runs"
 [kafka]
 bootstrap_servers = "one:9093,two:9094"
@@ -34,6 +35,7 @@ certificate_file = "/etc/laminar-secrets/relay.pem"
 authority_file = "/etc/laminar-secrets/ca.pem"
 [trainer]
 ranks = 16
+rank_0_host = "laminar-big-run-trainer-0.laminar-big-run-trainer"
 device = "cuda"
 [trainer.learner]
 precision = "bfloat16"
@@ -80,10 +82,20 @@ _AGENTS = tomli_w.dumps(
         },
     }
 )
+BY_COMMAND = 'actuator = "command"\ncommand = ["/volume/scale"]'
+
+
+def on_flink(text: str, more: str = "", actuator: str = BY_COMMAND) -> str:
+    """The configuration `text` with three slots of Flink, and `more` in [deploy]."""
+    text = text.replace("[deploy]", f"[deploy]\nflink_slots = 3\n{more}")
+    return text.replace('actuator = "kubernetes"', actuator)
+
+
 _EXAMPLE = (ROOT / EXAMPLE).read_text()
 CONFIG_TEXTS = {
     "example": _EXAMPLE,
     "secured": _SECURED,
+    "flink": on_flink(_SECURED),
     "emulated": _EMULATED,
     "agents": _EXAMPLE.replace("[prompts]", '[prompts]\nenvironment = "agent"') + _AGENTS,
 }
@@ -101,7 +113,7 @@ _MADE: dict[str, list[dict[str, Any]]] = {}
 
 
 def deployment(file: Path) -> list[dict[str, Any]]:
-    """All Kubernetes documents of the configuration in `file`, but for the kustomization. Tests only read them."""
+    """All Kubernetes resources of the configuration in `file`. Tests only read them."""
     text = file.read_text()
     if text not in _MADE:
         _MADE[text] = generated(file)
@@ -110,6 +122,21 @@ def deployment(file: Path) -> list[dict[str, Any]]:
 
 def generated(file: Path) -> list[dict[str, Any]]:
     """As `deployment`, generated anew."""
-    files = files_of(plan_of(file))
-    texts = [text for name, text in files.items() if name.startswith("kubernetes/") and name.endswith(".yaml")]
-    return [each for text in texts for each in yaml.safe_load_all(text) if each["kind"] != "Kustomization"]
+    return resources(files_of(plan_of(file)))
+
+
+def resources(files: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The resources that `kubectl apply -k` creates from deployment files, but for the ConfigMap."""
+    names = yaml.safe_load(files["kubernetes/kustomization.yaml"])["resources"]
+    return [each for name in names for each in yaml.safe_load_all(files[f"kubernetes/{name}"])]
+
+
+def pods(documents: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], dict[str, Any]]]:
+    """Each workload and the specification of its pods; of a Flink's task managers without Flink's own container."""
+    for each in documents:
+        spec = each.get("spec", {})
+        if each["kind"] == "FlinkDeployment":
+            pod = spec["taskManager"]["podTemplate"]["spec"]
+            yield each, {**pod, "containers": [own for own in pod["containers"] if "image" in own]}
+        elif "template" in spec:
+            yield each, spec["template"]["spec"]

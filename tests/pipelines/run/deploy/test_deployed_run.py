@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import tomli_w
-import yaml
+from deployments import resources
 from end_to_end.small_runs import SMALL, make_model
 from faults.cluster import Cluster as Brokers
 from faults.network import Network, NoNetwork, within
@@ -112,10 +112,7 @@ class Deployed:
         file = self._folder / "run.toml"
         file.write_text(tomli_w.dumps(table))
         self._plan = plan_of(file)
-        files = files_of(self._plan)
-        texts = [text for name, text in files.items() if name.startswith("kubernetes/") and name.endswith(".yaml")]
-        documents = [each for text in texts for each in yaml.safe_load_all(text)]
-        return [each for each in documents if "template" in each.get("spec", {})]
+        return [each for each in resources(files_of(self._plan)) if "template" in each.get("spec", {})]
 
     def _config_map(self, name: str) -> Path:
         folder = self._folder / name

@@ -13,9 +13,9 @@ import pytest
 import tomli_w
 import typer
 import yaml
-from deployments import CONFIG_TEXTS, ROOT, deployment, run_file
+from deployments import CONFIG_TEXTS, ROOT, deployment, pods, run_file
 
-from infra.deploy.plan import ALIVE, CONFIG, METRICS_PORT
+from infra.deploy.plan import ALIVE, CONFIG, DATA_PLANE, METRICS_PORT
 from infra.kafka.broker_jars import KAFKA_VERSION
 from infra.machine import GATEWAY_URL
 from pipelines.cli.main import main
@@ -56,7 +56,7 @@ def test_deployment_folder_has_no_other_files() -> None:
 @pytest.mark.parametrize("name", CONFIG_TEXTS)
 def test_compose_file_has_a_service_for_every_role(name: str, tmp_path: Path) -> None:
     file = run_file(tmp_path, name)
-    compose = yaml.safe_load(files_of(plan_of(file))["compose.yaml"])
+    compose = yaml.safe_load(files_of(plan_of(file, ("deploy.gpus_per_machine=24",)))["compose.yaml"])
     services = {key: each for key, each in compose["services"].items() if "submit" in each.get("command", ())}
     expected = sorted(indexed(role.name) for role in roles_of(load_config(file)))
     found = [role for each in services.values() for role in submitted(_without_machine(each["command"]))]
@@ -66,6 +66,34 @@ def test_compose_file_has_a_service_for_every_role(name: str, tmp_path: Path) ->
         assert "laminar-alive" in each["healthcheck"]["test"][1]
         assert each["environment"]["LAMINAR_ALIVE_FILE"] == ALIVE
     assert compose["services"]["kafka"]["environment"]["KAFKA_AUTO_CREATE_TOPICS_ENABLE"] == "false"
+
+
+def test_compose_containers_share_no_gpu(tmp_path: Path) -> None:
+    file = run_file(tmp_path, "secured")
+    services = yaml.safe_load(files_of(plan_of(file, ("deploy.gpus_per_machine=24",)))["compose.yaml"])["services"]
+    devices = {
+        name: each["deploy"]["resources"]["reservations"]["devices"]
+        for name, each in services.items()
+        if "deploy" in each
+    }
+    counts = {**{f"trainer-{index}": 8 for index in range(2)}, **{f"rollout-{index}": 2 for index in range(4)}}
+    assert {name: len(each[0]["device_ids"]) for name, each in devices.items()} == counts
+    assert all((each[0]["driver"], each[0]["capabilities"]) == ("nvidia", ["gpu"]) for each in devices.values())
+    assert sorted(int(gpu) for each in devices.values() for gpu in each[0]["device_ids"]) == list(range(24))
+
+
+def test_compose_file_is_left_out_if_one_machine_lacks_gpus(tmp_path: Path) -> None:
+    plan = plan_of(run_file(tmp_path, "secured"), ("deploy.gpus_per_machine=16",))
+    assert not {"compose.yaml", "run.toml"} & files_of(plan).keys()
+    assert "no compose.yaml is written: the containers need 24 GPUs (rollout 8, trainer 16), and a machine has 16" in (
+        plan.note
+    )
+
+
+def test_compose_containers_have_the_time_of_their_role_to_end(tmp_path: Path) -> None:
+    file = run_file(tmp_path, "secured")
+    services = yaml.safe_load(files_of(plan_of(file, ("deploy.gpus_per_machine=24",)))["compose.yaml"])["services"]
+    assert (services["rollout-0"]["stop_grace_period"], services["score"]["stop_grace_period"]) == ("120s", "60s")
 
 
 def test_compose_kafka_keeps_its_log_in_its_volume() -> None:
@@ -100,13 +128,15 @@ def test_deploy_writes_a_configuration_that_containers_can_read(
 def test_kubernetes_has_a_workload_for_every_role(name: str, tmp_path: Path) -> None:
     file = run_file(tmp_path, name)
     found: list[str] = []
-    for document in deployment(file):
-        for container in document.get("spec", {}).get("template", {}).get("spec", {}).get("containers", ()):
-            if container["command"][:2] == ["laminar", "submit"]:
-                for pod in range(document["spec"].get("replicas", 1)):
-                    command = [word.replace("$(POD_INDEX)", str(pod)) for word in container["command"]]
-                    found += submitted(_without_machine(command))
-    assert sorted(found) == sorted(indexed(role.name) for role in roles_of(load_config(file)))
+    roles, together = roles_of(load_config(file)), plan_of(file).data_plane
+    for document, pod in pods(deployment(file)):
+        for command in (container["command"] for container in pod["containers"]):
+            if command[:3] == ["laminar", "submit", DATA_PLANE]:
+                found += [indexed(role.name) for role in roles if role.pipeline in together]
+            elif command[:2] == ["laminar", "submit"]:
+                for index in range(document["spec"].get("replicas", 1)):
+                    found += submitted(_without_machine([word.replace("$(POD_INDEX)", str(index)) for word in command]))
+    assert sorted(found) == sorted(indexed(role.name) for role in roles)
 
 
 def _without_machine(command: list[str]) -> list[str]:
@@ -121,9 +151,19 @@ def _without_machine(command: list[str]) -> list[str]:
     ("change", "reason"),
     [
         ("run.name=''", "run.name is not set"),
+        (
+            "run.name='Big_run'",
+            "run.name is 'Big_run': a deployed run has at most 33 lower-case letters, digits and '-'",
+        ),
+        ("run.name='a-'", "run.name is 'a-'"),
+        (f"run.name='{'a' * 34}'", "(laminar-NAME-experience may have 52 characters)"),
         ("kafka.bootstrap_servers=''", "kafka.bootstrap_servers is not set"),
         ("model.path='/models/base'", "model.path is '/models/base', but must be below deploy.volume_path"),
         ("run.folder='runs'", "run.folder is 'runs', but must be below deploy.volume_path"),
+        (
+            "trainer.ranks=2",
+            "set laminar-deployed-trainer-0.laminar-deployed-trainer for Kubernetes, trainer-0 for comp",
+        ),
         ("relay.listen='127.0.0.1'", "relay.listen is 127.0.0.1"),
         ("relay.token_file='/root/token'", "relay.token_file is '/root/token', but must be in /etc/laminar-secrets"),
         ("rollout.gpus=[0,1]", "rollout.gpus is [0, 1]: a container sees only its own GPUs"),
@@ -134,6 +174,15 @@ def test_deploy_rejects_what_pods_cannot_run(change: str, reason: str) -> None:
     with pytest.raises(ConfigError) as caught:
         plan_of(ROOT / EXAMPLE, (change,))
     assert reason in str(caught.value)
+
+
+def test_deploy_accepts_the_longest_run_name(tmp_path: Path) -> None:
+    for name, longest in (("example", 33), ("flink", 31)):
+        file = run_file(tmp_path, name)
+        run = "a" * longest
+        assert plan_of(file, (f"run.name='{run}'",)).name == f"laminar-{run}"
+        with pytest.raises(ConfigError, match=f"a deployed run has at most {longest} lower-case letters"):
+            plan_of(file, (f"run.name='{run}a'",))
 
 
 def test_deploy_lists_all_problems_and_files_outside_the_volume(tmp_path: Path) -> None:

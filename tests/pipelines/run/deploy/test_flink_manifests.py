@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
-from deployments import deployment, run_file
+from deployments import BY_COMMAND, deployment, on_flink, run_file
 
 from infra.runners.flink_jobs import CANCEL_S
 from operators.io.sink import STUCK_S
@@ -15,14 +18,12 @@ from pipelines.config import ConfigError, KafkaConfig
 from pipelines.run.deployment import plan_of
 
 VERSIONS = ("1.29", "1.34")
-BY_COMMAND = 'actuator = "command"\ncommand = ["/volume/scale"]'
 
 
 def flink_file(folder: Path, name: str = "secured", more: str = "", actuator: str = BY_COMMAND) -> Path:
-    """The configuration `name` with three slots of Flink, and `more` in [deploy]."""
+    """A file of the configuration `name` on Flink."""
     file = run_file(folder, name)
-    text = file.read_text().replace("[deploy]", f"[deploy]\nflink_slots = 3\n{more}")
-    file.write_text(text.replace('actuator = "kubernetes"', actuator))
+    file.write_text(on_flink(file.read_text(), more, actuator))
     return file
 
 
@@ -57,6 +58,27 @@ def test_flink_task_managers_have_a_worker_pool_beside_them(tmp_path: Path) -> N
         kubernetes_validate.validate(pod, version, strict=True)
 
 
+def test_worker_pool_is_alive_while_it_accepts_connections(tmp_path: Path) -> None:
+    flink = manifest_of(deployment(flink_file(tmp_path)), "FlinkDeployment")
+    pool = flink["spec"]["taskManager"]["podTemplate"]["spec"]["containers"][1]
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = str(listening.getsockname()[1])
+        python, *words = pool["livenessProbe"]["exec"]["command"]
+        command = [sys.executable, *(word.replace(pool["command"][-1], port) for word in words)]
+        assert (python, port in command[-1]) == ("python", True)
+        assert subprocess.run(command, check=False).returncode == 0
+    assert subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode != 0
+
+
+def test_submitter_reports_and_has_the_time_of_a_stop(tmp_path: Path) -> None:
+    pod = manifest_of(deployment(flink_file(tmp_path)), "Deployment", "laminar-big-run-data-plane")["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    (file,) = (each["value"] for each in container["env"] if each["name"] == "LAMINAR_ALIVE_FILE")
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert f"-name '{Path(file).name}*'" in container[probe]["exec"]["command"][-1]
+    assert pod["spec"]["terminationGracePeriodSeconds"] > CANCEL_S + 30
+
+
 def test_flink_task_managers_have_the_rights_of_other_pods(tmp_path: Path) -> None:
     flink = manifest_of(deployment(flink_file(tmp_path)), "FlinkDeployment")
     pod = flink["spec"]["taskManager"]["podTemplate"]["spec"]
@@ -82,7 +104,7 @@ def test_data_plane_is_one_job_that_a_deployment_submits(tmp_path: Path) -> None
     pod = spec["template"]
     assert (
         pod["metadata"]["labels"].items()
-        >= {"laminar/submits-to": "Big_run", **spec["selector"]["matchLabels"]}.items()
+        >= {"laminar/submits-to": "big-run", **spec["selector"]["matchLabels"]}.items()
     )
     (container,) = pod["spec"]["containers"]
     assert container["command"][-3:] == [
@@ -94,7 +116,7 @@ def test_data_plane_is_one_job_that_a_deployment_submits(tmp_path: Path) -> None
     assert pod["spec"]["volumes"] == pool["volumes"]
     assert container["volumeMounts"] == pool["containers"][1]["volumeMounts"]
     policy = manifest_of(documents, "NetworkPolicy", "laminar-big-run-flink-submits")["spec"]
-    assert policy["podSelector"]["matchLabels"] == {"laminar/submits-to": "Big_run"}
+    assert policy["podSelector"]["matchLabels"] == {"laminar/submits-to": "big-run"}
     assert policy["egress"] == [
         {
             "to": [{"podSelector": {"matchLabels": flink["spec"]["podTemplate"]["metadata"]["labels"]}}],
@@ -135,7 +157,7 @@ def test_only_operator_and_submitters_reach_flinks_rest(tmp_path: Path, namespac
     assert operator.pop("podSelector") == {"matchLabels": {"app.kubernetes.io/name": "flink-kubernetes-operator"}}
     expected = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}} if namespace else {}
     assert operator == expected
-    assert submitting == {"podSelector": {"matchLabels": {"laminar/submits-to": "Big_run"}}}
+    assert submitting == {"podSelector": {"matchLabels": {"laminar/submits-to": "big-run"}}}
 
 
 def test_flink_of_an_emulated_run_mounts_secrets_that_exist(tmp_path: Path) -> None:

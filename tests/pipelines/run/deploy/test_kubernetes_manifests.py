@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
-from deployments import CONFIG_TEXTS, deployment, generated, run_file
+from deployments import CONFIG_TEXTS, deployment, generated, pods, run_file
 
-from infra.kafka.properties import ClientProperties
 from pipelines.config import ConfigError
 from pipelines.run.deployment import files_of, plan_of, units_of
 from schemas.topics import CATALOGUE
 
 VERSIONS = ("1.29", "1.34")
 CUSTOM = {"ServiceMonitor", "KafkaTopic", "KafkaUser", "FlinkDeployment"}
-KUBECTL = shutil.which("kubectl")
 
 
 @pytest.fixture(params=CONFIG_TEXTS)
 def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return run_file(tmp_path, request.param)
-
-
-def pods(documents: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each workload and the specification of its pods."""
-    return ((each, each["spec"]["template"]["spec"]) for each in documents if "template" in each.get("spec", {}))
 
 
 def jobs(file: Path) -> set[str]:
@@ -53,13 +43,13 @@ def test_manifests_have_unique_names_in_one_namespace(file: Path) -> None:
 
 def test_containers_have_no_rights_beyond_their_work(file: Path) -> None:
     for workload, pod in pods(deployment(file)):
-        assert pod["securityContext"]["runAsNonRoot"], workload["metadata"]["name"]
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         scales = workload["metadata"]["name"].endswith("-autoscaler")
         assert pod["automountServiceAccountToken"] == scales == ("serviceAccountName" in pod)
         assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
         for container in pod["containers"]:
-            rights = container["securityContext"]
+            rights = pod["securityContext"] | container["securityContext"]
+            assert rights["runAsNonRoot"], workload["metadata"]["name"]
             assert rights["capabilities"] == {"drop": ["ALL"]}
             assert rights["readOnlyRootFilesystem"]
             assert not rights["allowPrivilegeEscalation"]
@@ -74,6 +64,8 @@ def test_containers_have_requests_limits_and_probes(file: Path) -> None:
             if workload["kind"] != "Job":
                 assert {"readinessProbe", "livenessProbe"} <= container.keys()
                 assert container["readinessProbe"] != container["livenessProbe"]
+            for probe in (each for name, each in container.items() if name.endswith("Probe")):
+                assert probe["timeoutSeconds"] >= (10 if "exec" in probe else 5), workload["metadata"]["name"]
 
 
 def test_job_of_a_changed_run_is_another(file: Path) -> None:
@@ -110,7 +102,7 @@ def test_only_the_trainer_writes_to_the_volume(file: Path) -> None:
 
 def test_labels_of_services_and_policies_select_pods(file: Path) -> None:
     documents = deployment(file)
-    labels = [each["spec"]["template"]["metadata"]["labels"] for each, _ in pods(documents)]
+    labels = [each for document in documents for each in _labels_of_pods(document)]
     for document in documents:
         spec = document.get("spec", {})
         selector = spec.get("podSelector") or spec.get("selector") or {}
@@ -120,6 +112,12 @@ def test_labels_of_services_and_policies_select_pods(file: Path) -> None:
             assert selects_weights or any(wanted.items() <= each.items() for each in labels), document["metadata"]
 
 
+def _labels_of_pods(document: dict[str, Any]) -> list[dict[str, str]]:
+    spec = document.get("spec", {})
+    templates = [spec.get("template"), spec.get("podTemplate"), spec.get("taskManager", {}).get("podTemplate")]
+    return [each["metadata"]["labels"] for each in templates if each]
+
+
 def test_ranks_of_one_machine_share_a_container(tmp_path: Path) -> None:
     plan = plan_of(run_file(tmp_path, "secured"))
     trainer = next(unit for unit in plan.units if unit.name == "trainer")
@@ -127,6 +125,55 @@ def test_ranks_of_one_machine_share_a_container(tmp_path: Path) -> None:
     assert trainer.command("1")[-4:] == ["--index", "1", "--group-size", "8"]
     rollout = next(unit for unit in plan.units if unit.name == "rollout")
     assert (rollout.count, rollout.group, rollout.gpus) == (4, 1, 2)
+
+
+def test_pods_on_gpus_are_on_the_machines_for_them(tmp_path: Path) -> None:
+    by_role = {
+        workload["metadata"]["labels"]["laminar/role"]: pod
+        for workload, pod in pods(deployment(run_file(tmp_path, "secured")))
+    }
+    for role in ("trainer", "rollout", "relay"):
+        assert by_role[role]["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
+        assert by_role[role]["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    assert not any({"nodeSelector", "tolerations"} & by_role[role].keys() for role in ("score", "metrics", "topics"))
+    ((apart,),) = (each.values() for each in by_role["trainer"]["affinity"].values())
+    labels = {"laminar/run": "big-run", "laminar/role": "trainer"}
+    assert apart == [{"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}]
+    assert "affinity" not in by_role["rollout"]
+    (spread,) = by_role["rollout"]["topologySpreadConstraints"]
+    assert spread["labelSelector"]["matchLabels"] == {**labels, "laminar/role": "rollout"}
+
+
+@pytest.mark.parametrize(("ranks", "strategy"), [(16, {"type": "OnDelete"}), (8, None)])
+def test_ranks_of_several_pods_are_updated_together(tmp_path: Path, ranks: int, strategy: dict[str, str]) -> None:
+    """A new rank does not meet rank 0 of another configuration, so a rolling update would wait for ever."""
+    file = run_file(tmp_path, "secured")
+    file.write_text(file.read_text().replace("ranks = 16", f"ranks = {ranks}"))
+    found = {
+        each["metadata"]["name"]: each["spec"].get("updateStrategy")
+        for each in deployment(file)
+        if each["kind"] == "StatefulSet"
+    }
+    assert found.pop("laminar-big-run-trainer") == strategy
+    assert set(found.values()) == {None}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_loader_has_the_volume_and_nothing_else(file: Path, version: str) -> None:
+    plan = plan_of(file)
+    loader = yaml.safe_load(files_of(plan)["kubernetes/loader.yaml"])
+    kubernetes_validate.validate(loader, version, strict=True)
+    assert loader["metadata"]["name"] == f"{plan.name}-loader"
+    volumes = {each["name"]: each for each in loader["spec"]["volumes"]}
+    assert volumes.keys() == {"temporary", "volume"}  # neither configuration nor Secrets exist before
+    assert volumes["volume"]["persistentVolumeClaim"] == {"claimName": plan.name}
+    (container,) = loader["spec"]["containers"]
+    mounts = {each["name"]: each for each in container["volumeMounts"]}
+    assert mounts["volume"] == {"name": "volume", "mountPath": plan.deploy.volume_path}
+    assert loader["spec"].get("nodeSelector", {}) == plan.deploy.node_labels  # the claim may be bound to its zone
+    assert [each["key"] for each in loader["spec"]["tolerations"]] == list(plan.deploy.tolerations)
+    roles = (pod for each, pod in pods(deployment(file)) if each["kind"] == "Deployment")
+    assert all(loader["spec"]["securityContext"] == pod["securityContext"] for pod in roles)
 
 
 def test_gpus_are_requested_only_by_runs_on_gpus(tmp_path: Path) -> None:
@@ -204,7 +251,7 @@ def test_each_role_has_its_own_secret_and_kafka_user(tmp_path: Path) -> None:
         if each["kind"] == "KafkaUser"
     }
     topics = [each["spec"]["topicName"] for each in documents if each["kind"] == "KafkaTopic"]
-    assert sorted(topics) == sorted(topic.name("Big_run") for topic in CATALOGUE.values())
+    assert sorted(topics) == sorted(topic.name("big-run") for topic in CATALOGUE.values())
     assert {"score", "trainer", "people"} <= users.keys()
     assert all(rule["operations"] for rule in users["score"]["spec"]["authorization"]["acls"])
     settings = [each["spec"] for each in documents if each["kind"] == "KafkaTopic"]
@@ -223,56 +270,15 @@ def test_runs_of_one_kafka_share_no_strimzi_user(tmp_path: Path) -> None:
 
 
 def _renamed(file: Path) -> Path:
-    file.write_text(file.read_text().replace("Big_run", "other"))
+    file.write_text(file.read_text().replace("big-run", "other"))
     return file
 
 
 def test_restoring_roles_have_their_time_before_they_are_alive(file: Path) -> None:
     for workload, pod in pods(deployment(file)):
         for container in pod["containers"]:
-            if probe := container.get("startupProbe"):
+            if (probe := container.get("startupProbe")) and "submit" in container["command"]:
                 assert probe["periodSeconds"] * probe["failureThreshold"] >= 3600, workload["metadata"]["name"]
-
-
-@pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed")
-def test_kustomization_and_secrets_are_accepted_by_kubectl(file: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "files"
-    for name, text in files_of(plan_of(file)).items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    built = _kubectl("kustomize", str(folder / "kubernetes"))
-    assert len(list(yaml.safe_load_all(built))) == len(deployment(file)) + 1  # the ConfigMap
-    names = {each["metadata"]["name"] for each in yaml.safe_load_all(built) if each["kind"] == "ConfigMap"}
-    assert all(f"name: {name}\n" in built for name in names)
-
-    script, files = (folder / "kubernetes" / "secrets.sh"), tmp_path / "secrets"
-    files.mkdir()
-    for word in script.read_text().split():
-        if word.startswith("--from-file="):
-            (files / word.removeprefix("--from-file=")).write_text("x")
-    done = subprocess.run(
-        ["sh", str(script), str(files), "--dry-run=client", "-o", "name"], capture_output=True, text=True, check=True
-    )
-    mounted = {
-        source["secret"]["name"]
-        for _, pod in pods(deployment(file))
-        for each in pod["volumes"]
-        for source in each.get("projected", {}).get("sources", ())
-    }
-    assert {line.removeprefix("secret/") for line in done.stdout.splitlines()} == mounted
-
-
-def _kubectl(*words: str) -> str:
-    assert KUBECTL is not None
-    return subprocess.run([KUBECTL, *words], capture_output=True, text=True, check=True).stdout
-
-
-def test_brokers_of_the_policies_are_those_of_the_run(tmp_path: Path) -> None:
-    documents = deployment(run_file(tmp_path, "secured"))
-    policy = next(each for each in documents if each["metadata"]["name"] == "laminar-big-run-all")
-    ports = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
-    servers = ClientProperties.at("one:9093,two:9094").bootstrap_servers
-    assert ports == {53, *(int(each.rpartition(":")[2]) for each in servers.split(","))}
 
 
 def test_autoscaler_may_change_the_number_of_rollouts_alone(tmp_path: Path) -> None:
@@ -296,32 +302,6 @@ def test_autoscaler_may_change_the_number_of_rollouts_alone(tmp_path: Path) -> N
     assert pod["serviceAccountName"] == name
     (policy,) = [each for each in documents if each["kind"] == "NetworkPolicy" and each["metadata"]["name"] == name]
     assert {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]} == {443, 6443}
-
-
-def test_agents_may_connect_to_the_gateway_alone(tmp_path: Path) -> None:
-    file = run_file(tmp_path, "agents")
-    name, agents = "laminar-deployed-gateway", {"laminar/run": "deployed", "laminar/role": "agents"}
-    gateway, port = {**agents, "laminar/role": "gateway"}, {"protocol": "TCP", "port": 8443}
-
-    def found(kind: str, name: str, *changes: str) -> dict[str, Any]:
-        texts = {key: text for key, text in files_of(plan_of(file, changes)).items() if key.endswith("network.yaml")}
-        documents = [each for text in texts.values() for each in yaml.safe_load_all(text)]
-        (spec,) = [each["spec"] for each in documents if (each["kind"], each["metadata"]["name"]) == (kind, name)]
-        return dict(spec)
-
-    service = found("Service", name)
-    assert (service["type"], service["selector"]) == ("ClusterIP", gateway)
-    assert service["ports"] == [{"name": "gateway", "port": 8443, "targetPort": "gateway"}]
-    policy = found("NetworkPolicy", name)
-    assert policy["podSelector"]["matchLabels"] == gateway
-    assert policy["ingress"] == [{"from": [{"podSelector": {"matchLabels": agents}}], "ports": [port]}]
-    policy = found("NetworkPolicy", "laminar-deployed-agents")
-    assert (policy["podSelector"]["matchLabels"], policy["policyTypes"]) == (agents, ["Egress"])
-    assert policy["egress"] == [{"to": [{"podSelector": {"matchLabels": gateway}}], "ports": [port]}]
-
-    outside = "deploy.gateway_service=LoadBalancer"
-    assert found("Service", name, outside)["type"] == "LoadBalancer"
-    assert found("NetworkPolicy", name, outside)["ingress"] == [{"ports": [port]}]
 
 
 def test_only_gateways_mount_the_key_of_their_certificate(tmp_path: Path) -> None:
