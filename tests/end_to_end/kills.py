@@ -24,7 +24,7 @@ def kill(run: LaminarRun, name: str) -> None:
     if name == ZYGOTE:
         pids = set(run.role_pids())
         os.kill(run.zygote_pid(), signal.SIGKILL)
-        run.until(lambda: len(run.role_pids()) == len(ROLES) and pids.isdisjoint(run.role_pids()), 60, "other roles")
+        run.until(lambda: len(run.role_pids()) == len(pids) and pids.isdisjoint(run.role_pids()), 60, "other roles")
         return
     if name == BROKER:
         before = run.broker_pid()
