@@ -23,6 +23,7 @@ from infra.files import write_durably
 
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 HTTPS = 443
+_PROBE = ".writable"
 _PASSWORD = re.compile(r"[^/@?]*:[^@?]*@|[^?]*\?(.*&)?[^=&]*(key|secret|token|password)[^=&]*=", re.IGNORECASE)
 """After "://": a password before the host, which may contain slashes, or an option that is one."""
 
@@ -193,6 +194,21 @@ def open_storage(text: str) -> StorageFolder:
             "the provider's own tools (S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
         )
     return RemotePath(text)
+
+
+def check_storage(name: str, text: str) -> None:
+    """Raise ValueError, as `open_storage` does, with the name of the setting whose value is `text`."""
+    try:
+        open_storage(text)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def probe_writable(folder: StorageFolder) -> None:
+    """Create `folder` and verify that files can be written there. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _PROBE).write_bytes(b"x")
+    (folder / _PROBE).unlink()
 
 
 @contextmanager

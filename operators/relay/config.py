@@ -12,7 +12,7 @@ from annotated_types import Ge, Le
 from infra.files import read_secret
 from infra.listening import host_of, is_loopback, is_unspecified, own_address_towards
 from infra.setting_types import CheckedSettings, NonNegative, NonNegativeInt, Port, Positive, PositiveInt
-from infra.storage import StorageFolder, open_storage
+from infra.storage import StorageFolder, check_storage, open_storage
 from infra.store.chunks import MAX_CHUNK_BYTES
 from infra.transport.endpoint import Endpoint
 from infra.transport.throttle import Link
@@ -77,7 +77,7 @@ class RelayConfig(CheckedSettings):
     def _check(self) -> None:
         if not self.store:
             raise ValueError('store must be a folder, or "auto"')
-        open_storage(self.object_store)
+        check_storage("object_store", self.object_store)
         if self.advertise and not self.advertise.rpartition(":")[2].isdecimal():
             raise ValueError(f"advertise must be host:port, not {self.advertise!r}")
         if bool(self.certificate_file) != bool(self.authority_file):

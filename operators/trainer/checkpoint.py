@@ -17,7 +17,7 @@ from pathlib import Path
 
 from infra.files import describe_free_space, is_out_of_space, sync_path
 from infra.models.checkpoint_list import MANIFEST, is_complete, list_checkpoints
-from infra.storage import StorageFolder
+from infra.storage import StorageFolder, probe_writable
 from operators.io.elements import PartitionKey
 from operators.trainer.checkpoint_files import (
     RankFile,
@@ -37,7 +37,6 @@ from schemas.topics import BATCHES
 log = logging.getLogger(__name__)
 
 _UNFINISHED = ".unfinished-"
-_PROBE = ".writable"
 
 
 @dataclass(frozen=True)
@@ -158,11 +157,11 @@ def find_checkpoints(root: StorageFolder) -> list[StorageFolder]:
 def check_writable(root: StorageFolder) -> None:
     """Create `root` and verify that files can be written there. Raises CheckpointError."""
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        (root / _PROBE).write_bytes(b"x")
-        (root / _PROBE).unlink()
+        probe_writable(root)
     except OSError as error:
-        raise CheckpointError(f"checkpoints cannot be written to {_absolute(root)}: {error}") from error
+        raise CheckpointError(
+            f"checkpoints cannot be written to {_absolute(root)}: {error} (see trainer.checkpoint_folder)"
+        ) from error
 
 
 def read_position(folder: StorageFolder) -> TrainerPosition:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from infra.machine import check_gpu_list, visible_gpus
 from infra.setting_types import CheckedSettings, NonNegative, NonNegativeInt, Positive, PositiveInt
-from infra.storage import open_storage
+from infra.storage import check_storage
 from operators.trainer.config import LearnerConfig
 from operators.trainer.emulation import TrainerEmulation
 from schemas.topics import batch_partitions
@@ -75,7 +75,7 @@ class TrainingConfig(CheckedSettings):
         check_gpu_list("gpus", self.gpus)
         if self.gpus and self.device != "cuda":
             raise ValueError(f"gpus needs device = 'cuda', not {self.device!r}")
-        open_storage(self.checkpoint_folder)
+        check_storage("checkpoint_folder", self.checkpoint_folder)
         if self.keep_every % self.checkpoint_every:
             every = self.checkpoint_every
             raise ValueError(f"keep_every must be a multiple of checkpoint_every ({every}), not {self.keep_every}")

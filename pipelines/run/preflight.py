@@ -14,6 +14,7 @@ from infra.listening import port_problem
 from infra.models.demo_config import PHRASES
 from infra.models.sizes import adapter_parameters, parameter_count, unsupported_features
 from infra.sizes import size_text
+from infra.storage import open_storage, probe_writable
 from operators.gateway.config import GatewayConfig
 from operators.trainer.config import BUILT_IN_LEARNER, WITH_CRITIC
 from operators.trainer.training_config import TrainingConfig
@@ -163,22 +164,23 @@ MIN_VERSIONS = 2
 
 def host_problems(config: Config, *, new: bool) -> Iterator[str]:
     """What this machine lacks for `config`; a run that is not `new` has written its checkpoints already."""
-    unwritable = _unwritable("run.folder", config.run_folder)
+    key, checkpoints = "run.folder", str(config.run_folder)
+    unwritable = _unwritable(key, config.run_folder)
     if unwritable is not None:
         yield unwritable
-    checkpoints = config.trainer.checkpoint_folder or str(config.run_folder)
-    if config.trainer.checkpoint_folder and "://" not in checkpoints:
-        unwritable = _unwritable("trainer.checkpoint_folder", Path(checkpoints))
+    if config.trainer.checkpoint_folder:
+        key, checkpoints = "trainer.checkpoint_folder", config.trainer.checkpoint_folder
+        unwritable = _unwritable_storage(key, checkpoints, config.run.name)
         if unwritable is not None:
             yield unwritable
-    if "://" not in checkpoints and unwritable is None and (trained := _trained_parameters(config)):
+    folder = open_storage(checkpoints)
+    if isinstance(folder, Path) and unwritable is None and (trained := _trained_parameters(config)):
         kept = config.trainer.checkpoints_kept + 1 if new else 1
-        key = "trainer.checkpoint_folder" if config.trainer.checkpoint_folder else "run.folder"
         advice = "free some space, or lower trainer.checkpoints_kept"
         what = f"{kept} checkpoints of {trained} trained parameters"
-        yield from _room(key, Path(checkpoints), kept * trained * STATE_BYTES, what, advice)
+        yield from _room(key, folder, kept * trained * STATE_BYTES, what, advice)
     objects = config.relay.object_store
-    if objects and "://" not in objects and (problem := _unwritable("relay.object_store", Path(objects))) is not None:
+    if objects and (problem := _unwritable_storage("relay.object_store", objects, config.run.name)) is not None:
         yield problem
     yield from store_problems(config)
 
@@ -242,6 +244,19 @@ def _unwritable(key: str, folder: Path) -> str | None:
     except OSError as error:
         reason = error.strerror or str(error)
         return f"{key}: {folder} cannot be written: no file can be created in {place} ({reason}): set another {key}"
+
+
+def _unwritable_storage(key: str, place: str, run: str) -> str | None:
+    """As `_unwritable`, for the value of a setting that may be a URI, where each run has a folder of its own."""
+    storage = open_storage(place)
+    if isinstance(storage, Path):
+        return _unwritable(key, storage)
+    try:
+        probe_writable(storage / run)
+        return None
+    except OSError as error:
+        advice = f"create the bucket, give this user's credentials the right to write, or set another {key}"
+        return f"{key}: {place} cannot be written: {error}: {advice}"
 
 
 def _room(key: str, folder: Path, needed: int, what: str, advice: str, held: int = 0) -> Iterator[str]:

@@ -141,6 +141,7 @@ def test_parse_config_rejects_values_of_wrong_types(table: dict[str, Any], messa
         ({"run": {"time_scale": math.inf}}, "run: time_scale must be finite, not inf"),
         ({"run": {"name": "a run"}}, "run: run name 'a run' must be"),
         ({"trainer": {"lost_batches": [3, -1]}}, "trainer: lost_batches must be at least 0, not -1"),
+        ({"trainer": {"checkpoint_folder": "s4://bucket/x"}}, "trainer: checkpoint_folder: the scheme of 's4'://..."),
         ({"score": {"rewards": [{"name": "exact", "weight": 2e6}]}}, "score.rewards.0: weight must be at most 1000000"),
         ({"deploy": {"cpus": {"score": 0.0}}}, "deploy.cpus: score must be positive, not 0.0"),
         (

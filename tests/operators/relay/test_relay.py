@@ -287,7 +287,7 @@ def test_manifest_mismatch_is_none_for_a_matching_manifest() -> None:
         ({"listen": "my-host"}, "accepts other machines: set"),
         ({"port": 65536}, "port must be at most 65535, not 65536"),
         ({"advertise": "host"}, "advertise must be host:port"),
-        ({"object_store": "ftp://host/folder"}, "the scheme of 'ftp'"),
+        ({"object_store": "ftp://host/folder"}, "object_store: the scheme of 'ftp'"),
         ({"object_store": "s3://key:secret@bucket/folder"}, "contains a password"),
         ({"object_store_every_s": -1.0}, "object_store_every_s must be at least 0"),
         ({"chunk_bytes": 0}, "chunk_bytes must be at least 1024, not 0"),

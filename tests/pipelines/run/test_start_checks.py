@@ -11,8 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from object_store import object_store
 
 from infra.sizes import GIB
+from infra.storage import open_storage
 from infra.store.errors import StoreBusy
 from operators.trainer.advantages import generalised, whitened_returns
 from operators.trainer.algorithms import FUNCTIONS
@@ -219,6 +221,22 @@ def test_host_checks_name_a_folder_without_files(tmp_path: Path) -> None:
     assert any(
         each.startswith("relay.object_store: /proc/weights cannot be") for each in host_problems(config, new=True)
     )
+
+
+@pytest.mark.parametrize("key", ["trainer.checkpoint_folder", "relay.object_store"])
+def test_host_checks_name_an_object_store_without_bucket(tmp_path: Path, key: str) -> None:
+    with object_store() as store:
+        found = {}
+        for place in (store.bucket("there"), store.uri("none/folder")):
+            section, _, name = key.partition(".")
+            config = config_of(run={"name": "checked", "folder": str(tmp_path)}, **{section: {name: place}})
+            found[place] = list(host_problems(config, new=True))
+        written, (missing, (problem,)) = found.pop(store.uri("there/folder")), found.popitem()
+        assert written == []
+        assert problem.startswith(f"{key}: {missing} cannot be written: ")
+        assert "NO_SUCH_BUCKET" in problem
+        assert problem.endswith(f"or set another {key}")
+        assert list(open_storage(store.uri("there/folder/checked")).iterdir()) == []
 
 
 @pytest.mark.parametrize(
