@@ -8,15 +8,13 @@ from pathlib import Path
 
 from pipelines.restart_reads import OBSERVERS, READS
 from pipelines.trim.plan import OF_RESTARTS, OF_TRAJECTORIES
-from schemas.topics import CATALOGUE, PREFIX, RELAY, Retention, Topic
+from schemas.topics import CATALOGUE, DEAD_LETTERS, PREFIX, RELAY, Retention, Topic
 
 _RETENTION: Mapping[Retention, str] = {
     "trim": "without limit, until `laminar runs trim`",
     "newest": "the newest record of each key (compacted, segments of 4 MiB)",
     "window": "`kafka.metrics_hours` (168); `metrics.jsonl` in the run's folder keeps all of a batch or version",
 }
-
-_SMALL = "without limit: small"
 
 
 def topic_table() -> str:
@@ -47,15 +45,15 @@ def restart_table() -> str:
 
 def retention_table() -> str:
     """Return the retention of each topic: what Kafka deletes, and what only `laminar runs trim` deletes."""
-    trimmed = (*OF_TRAJECTORIES, *OF_RESTARTS, RELAY)
-    rows = [
-        (
-            f"`{topic.short_name}`",
-            _RETENTION[topic.retention] if topic.retention != "trim" or topic in trimmed else _SMALL,
-        )
-        for topic in CATALOGUE.values()
-    ]
-    return markdown(("topic", "retention"), rows)
+    return markdown(("topic", "retention"), [(f"`{each.short_name}`", _retention(each)) for each in CATALOGUE.values()])
+
+
+def _retention(topic: Topic) -> str:
+    if topic is DEAD_LETTERS:
+        return "without limit: with their payloads, up to 8 MiB each"
+    if topic.retention == "trim" and topic not in (*OF_TRAJECTORIES, *OF_RESTARTS, RELAY):
+        return "without limit: small"
+    return _RETENTION[topic.retention]
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
