@@ -30,7 +30,7 @@ from infra.storage import StorageFolder
 from pipelines.inspect.audit.audit_run import READ_ORDER, TRANSACTION_TIMEOUT_S, Snapshot, fold_run, snapshot_of
 from pipelines.inspect.audit.fold import AuditFold
 from pipelines.inspect.audit.result import COUNTERS, Audit
-from pipelines.inspect.audit.trim_points import TrimmedHistory, newest_trim_point, trim_points
+from pipelines.inspect.audit.trim_points import PROMPT_TOPICS, TrimmedHistory, newest_trim_point, trim_points
 from pipelines.inspect.log.manifests import Manifests
 from pipelines.trim.cuts import (
     Cut,
@@ -48,9 +48,7 @@ from schemas.records import PolicyVersion, Prompt, TrimPoint
 from schemas.topics import (
     BATCH_ASSEMBLY,
     BATCHES,
-    EVAL_PROMPTS,
     PROGRESS,
-    PROMPTS,
     RELAY,
     TRIM_POINTS,
     Topic,
@@ -194,8 +192,7 @@ def _closed_below(client: ClientProperties, run: str, whole: AuditFold, last: in
     trajectories yet, and they may appear later.
     """
     closed = whole.closed_below(last)
-    topics: dict[Purpose, Topic] = {"train": PROMPTS, "evaluation": EVAL_PROMPTS}
-    for purpose, topic in topics.items():
+    for purpose, topic in PROMPT_TOPICS.items():
         need = needs.of(LogPartition(topic.short_name, 0))
         try:
             prompts = read_rows(client, topic.name(run), Prompt, {0: need.offset if need is not None else 0})

@@ -222,6 +222,21 @@ def test_newest_mark_skips_invalid_records(run: TrimmedRun) -> None:
     assert newest_trim_point(run.client, run.run) == trim_point
 
 
+def test_trim_point_that_closes_prompts_to_come_is_skipped(run: TrimmedRun) -> None:
+    run.trim("1.2")
+    trim_point = newest_trim_point(run.client, run.run)
+    assert trim_point is not None
+    with admin_client(run.client) as admin:
+        create_topics(admin, [TopicSpec(PROMPTS.name(run.run), 1)])
+    run.write(PROMPTS, *(prompt("train", number, 1) for number in range(12)))
+    following = replace(trim_point, number=trim_point.number + 1)
+    everything = replace(following, closed_below=(10**9,) * len(following.purposes))
+    run.write(TRIM_POINTS, everything)
+    assert newest_trim_point(run.client, run.run) == trim_point
+    run.write(TRIM_POINTS, following)
+    assert newest_trim_point(run.client, run.run) == following
+
+
 def test_plan_trim_requires_a_checkpoint(run: TrimmedRun) -> None:
     with pytest.raises(TrimRefused, match="has no checkpoint yet"):
         plan_trim(run.client, run.run, {})
