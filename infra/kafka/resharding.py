@@ -20,11 +20,11 @@ from kafka import TopicPartition
 from kafka.errors import KafkaError, KafkaTimeoutError
 
 from infra.kafka.clients import SessionClients
-from infra.kafka.note import Note, last_notes, name_of
+from infra.kafka.note import Note, name_of
 from infra.kafka.run_release import NOTE_HEADER
 from infra.kafka.session import Session, SessionLost
 from infra.kafka.session_config import SessionConfig
-from infra.kafka.shard_layout import OtherLayout, is_shard, layout_of, role_prefix, shard_of
+from infra.kafka.shard_layout import OtherLayout, layout_of, role_notes, role_prefix
 from schemas.codec import encode
 from schemas.records import CommitNote
 
@@ -90,10 +90,9 @@ def _notes(clients: SessionClients, config: SessionConfig) -> dict[int, Note]:
     """The last notes of the role by shard."""
     observer = clients.observer()
     try:
-        found = last_notes(observer, TopicPartition(*config.restore), role_prefix(config.group))
+        return role_notes(observer, config.restore, role_prefix(config.group))
     finally:
         observer.close(autocommit=False)
-    return {shard_of(group): note for group, note in found.items() if is_shard(group)}
 
 
 def _new_notes(

@@ -12,7 +12,7 @@ from kafka import KafkaConsumer, TopicPartition
 
 from infra.kafka.log_gaps import CannotResume
 from infra.kafka.note import Note, last_notes
-from infra.kafka.session_config import SessionConfig
+from infra.kafka.session_config import Partition, SessionConfig
 
 
 class OtherLayout(CannotResume):
@@ -35,8 +35,7 @@ def check_layout(observer: KafkaConsumer, config: SessionConfig, note: Note | No
     A shard without a note compares itself with the others. A session that retires its shard may find a sealed note.
     """
     if note is None:
-        others = last_notes(observer, TopicPartition(*config.restore), role_prefix(config.group))
-        numbered = {shard_of(group): each for group, each in others.items() if is_shard(group)}
+        numbered = role_notes(observer, config.restore, role_prefix(config.group))
         if not numbered:
             return
         note = numbered[min(numbered)]  # each change of the layout writes the notes of the first shards
@@ -47,6 +46,12 @@ def check_layout(observer: KafkaConsumer, config: SessionConfig, note: Note | No
             f"{config.shards} here: `laminar runs resume --set ROLE.shards=NUMBER` of the stopped run, or "
             f"`laminar submit ROLE` without --index, changes it; or set it back"
         )
+
+
+def role_notes(observer: KafkaConsumer, restore: Partition, prefix: str) -> dict[int, Note]:
+    """The last notes of a role by shard; its groups begin with `prefix`. Raises as `last_notes`."""
+    found = last_notes(observer, TopicPartition(*restore), prefix)
+    return {shard_of(group): note for group, note in found.items() if is_shard(group)}
 
 
 def is_shard(group: str) -> bool:

@@ -28,7 +28,11 @@ class CannotTrain(RuntimeError):
 
 
 class MissingBatch(CannotTrain):
-    """The log has lost a global batch."""
+    """The log has lost global batch `number`, if the buffer has made it; `later` names a later one that the log has."""
+
+    def __init__(self, text: str, number: int = 0, later: str = "") -> None:
+        super().__init__(text)
+        self.number, self.later = number, later
 
 
 class RejectedMicroBatch(NamedTuple):
@@ -152,7 +156,9 @@ class _Partition:
             f"global batch {self._next} is missing in {where}: batch {found} is at offset {offset}, and batch "
             f"{self._next} is neither before nor after it. The log has lost records, or another writer than the buffer "
             f"wrote that record. Read it with `laminar topics tail {BATCHES.short_name}`. To train without the "
-            f"batch, set trainer.lost_batches = [{self._next}] and resume the run"
+            f"batch, set trainer.lost_batches = [{self._next}] and resume the run",
+            self._next,
+            f"batch {found} is at offset {offset} of {where}",
         )
 
     def _invalid(self, part: MicroBatch) -> str | None:

@@ -17,13 +17,16 @@ from typing import Any
 import numpy as np
 
 from infra.clocks import wall_ms
+from infra.kafka.note import uncommitted_consumer
 from infra.kafka.producer import BoundedProducer, DeliveryFailed
+from infra.kafka.role_notes import NO_NOTES, ReadNotes, notes_reader
 from infra.runners.step_metrics import phase
 from infra.store.announce import ManifestLog, close_manifest_producer
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored, ShardFold
 from operators.trainer.assembly import BatchAssembly, RejectedMicroBatch, WholeBatch, dead_letters, empty_reason
 from operators.trainer.manifest_history import PublishedBatches
+from operators.trainer.missing_batch import MissingBatchWatch
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import Metric, MicroBatch, PolicyVersion, WeightVersion
 from schemas.topics import BATCHES, METRICS, RELAY
@@ -53,13 +56,16 @@ class EmulateTraining:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], int] = wall_ms,
         announce: Callable[[WeightVersion], None] | None = None,
+        notes: ReadNotes | None = None,
     ) -> _EmulatedTraining:
-        """`announce` publishes a version; by default its manifest is written with `producer`."""
+        """`announce` publishes a version; by default its manifest is written with `producer`. `notes` reads the commit
+        notes of the run."""
+        notes = notes or notes_reader(self.shard.run, lambda: uncommitted_consumer(self.shard.client))
         if announce is not None:
-            return _EmulatedTraining(self, restored, announce, clock=clock, now=now)
+            return _EmulatedTraining(self, restored, announce, clock=clock, now=now, notes=notes)
         manifests = producer or BoundedProducer(self.shard.client)
         record = ManifestLog(manifests, self.shard.run)
-        return _EmulatedTraining(self, restored, record, lambda: close_manifest_producer(manifests), clock, now)
+        return _EmulatedTraining(self, restored, record, lambda: close_manifest_producer(manifests), clock, now, notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +97,7 @@ class _EmulatedTraining(ShardFold):
         close_producer: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], int] = wall_ms,
+        notes: ReadNotes = NO_NOTES,
     ) -> None:
         self._step, self._epoch, self._announce = step, restored.start, announce
         self._close_producer, self._clock, self._now = close_producer, clock, now
@@ -104,7 +111,7 @@ class _EmulatedTraining(ShardFold):
             starts=position.offsets,
         )
         self._complete = deque((self._clock(), batch) for batch in self._assembly.take())
-        self._missing_since: float | None = None
+        self._missing = MissingBatchWatch(self._assembly, step.config.missing_batch_wait_s, notes)
         self._training: _Step | None = None
         self._free_at = 0.0
         """Earliest time at which the trainer can begin the next batch."""
@@ -134,8 +141,8 @@ class _EmulatedTraining(ShardFold):
         with phase("update"):
             while (step := self._training or self._begin_step()) is not None and step.ends <= now:
                 outputs += self._finish_step(step)
-        if self._training is None:
-            self._check_missing(now)
+        if self._training is None and not self._is_done():
+            self._missing.check(now)
         with phase("publish"):
             self._publish_arrived(now)
         if self._is_done() and self._in_transit:
@@ -177,17 +184,6 @@ class _EmulatedTraining(ShardFold):
         ends = begins + emulation.factor(batch.number) * emulation.seconds(tokens) / self._step.time_scale
         self._training = _Step(batch, begins, ends, begins - self._free_at)
         return self._training
-
-    def _check_missing(self, now: float) -> None:
-        """Raise MissingBatch if the next batch stays missing in the log for `missing_batch_wait_s`."""
-        missing = None if self._is_done() else self._assembly.missing()
-        if missing is None:
-            self._missing_since = None
-        elif self._missing_since is None:
-            self._missing_since = now
-            log.warning("%s", missing)
-        elif now - self._missing_since >= self._step.config.missing_batch_wait_s:
-            raise missing
 
     def _finish_step(self, step: _Step) -> list[Output]:
         batch, scale, emulation = step.batch, self._step.time_scale, self._step.config.emulation

@@ -12,6 +12,7 @@ from typing import Protocol
 from infra.files import write_atomically
 from infra.kafka.producer import open_producer
 from infra.kafka.properties import ClientProperties
+from infra.kafka.role_notes import ReadNotes
 from infra.kafka.topic_reader import StoredRecord, follow_topic
 from schemas.codec import encode
 from schemas.records import RankAddress
@@ -60,11 +61,14 @@ class AddressFile:
 class AddressTopic:
     """The compacted topic `ranks` of a run: ranks need no disk in common."""
 
-    def __init__(self, client: ClientProperties, run: str) -> None:
-        self._client, self._topic = client, RANKS.name(run)
+    def __init__(self, client: ClientProperties, run: str, notes: ReadNotes) -> None:
+        self._client, self._topic, self._notes = client, RANKS.name(run), notes
         self._polls: Iterator[list[StoredRecord]] | None = None
-        self._newest: RankAddress | None = None
-        self._start = 0
+        self._found: dict[int, RankAddress] = {}
+        """The last address of each start, but of starts before the newest."""
+        self._started = 0
+        """The newest start of rank 0 that is known to have begun."""
+        self._refused: set[int] = set()
 
     def write(self, address: RankAddress, start: int = 0) -> None:
         """Write `address` to the log. Raises DeliveryFailed, TimeoutError.
@@ -79,7 +83,8 @@ class AddressTopic:
     def newest(self) -> RankAddress | None:
         """The last address of the latest start in the log; waits up to half a second for another one.
 
-        A record that is no address is skipped with a warning. Raises UnknownTopic, KafkaError.
+        A record that is no address is skipped with a warning, and so is one of a start that rank 0 has not committed:
+        it is of another program, unless the note becomes visible. Raises UnknownTopic, KafkaError, NotesUnavailable.
         """
         if self._polls is None:
             self._polls = follow_topic(self._client, self._topic, {0: 0})
@@ -87,15 +92,30 @@ class AddressTopic:
             if record.error is not None:
                 log.warning("offset %d of %s is no address of rank 0: %s", record.offset, self._topic, record.error)
             for row in record.rows:
-                if isinstance(row, RankAddress) and (start := _start_of(record.key)) >= self._start:
-                    self._newest, self._start = row, start
-        return self._newest
+                if isinstance(row, RankAddress):
+                    self._found[_start_of(record.key)] = row
+        return self._newest_begun()
 
     def close(self) -> None:
         """Close the consumer."""
         if self._polls is not None:
             self._polls.close()  # type: ignore[attr-defined]
             self._polls = None
+
+    def _newest_begun(self) -> RankAddress | None:
+        """The address of the latest start that rank 0 has begun: it has committed the number before it listens."""
+        if max(self._found, default=0) > self._started and (note := self._notes("trainer").get(0)) is not None:
+            self._started = max(self._started, note.start)
+        begun = [start for start in self._found if start <= self._started]
+        for start in self._found.keys() - begun - self._refused:
+            self._refused.add(start)
+            log.warning(
+                "%s has an address of start %d of rank 0, but rank 0 has begun %d: it is not used before that start",
+                *(self._topic, start, self._started),
+            )
+        for start in sorted(begun)[:-1]:
+            del self._found[start]
+        return self._found[max(begun)] if begun else None
 
 
 def _start_of(key: bytes | None) -> int:

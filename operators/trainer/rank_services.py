@@ -33,6 +33,7 @@ from schemas.records import RankAddress
 if TYPE_CHECKING:
     from infra.kafka.producer import BoundedProducer
     from infra.kafka.properties import ClientProperties
+    from infra.kafka.role_notes import ReadNotes
     from operators.trainer.rank_addresses import Addresses
 
 T = TypeVar("T")
@@ -99,7 +100,14 @@ class RankServices:
         """The addresses of rank 0 of `run`."""
         from operators.trainer.rank_addresses import AddressTopic
 
-        return AddressTopic(client, run)
+        return AddressTopic(client, run, self.role_notes(client, run))
+
+    def role_notes(self, client: ClientProperties, run: str) -> ReadNotes:
+        """Reads the commit notes of the roles of `run`."""
+        from infra.kafka.note import uncommitted_consumer
+        from infra.kafka.role_notes import notes_reader
+
+        return notes_reader(run, lambda: uncommitted_consumer(client))
 
     def open_learner(self, config: LearnerConfig, model: Path, device: str, ranks: Ranks) -> LearnerContract:
         """See `open_learner`."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from infra.kafka.role_notes import NO_NOTES, ReadNotes
 from infra.machine import machine_name
 from infra.models.device_copies import use_device
 from infra.storage import StorageFolder
@@ -24,6 +25,7 @@ from operators.trainer.checkpoint_files import StoredState, TrainerPosition
 from operators.trainer.config import BUILT_IN_LEARNER
 from operators.trainer.joint_actions import JointActions
 from operators.trainer.learner_state import LearnerState
+from operators.trainer.missing_batch import MissingBatchWatch
 from operators.trainer.persist import CheckpointError
 from operators.trainer.rank_addresses import Addresses
 from operators.trainer.rank_checks import check_device, check_device_memory, common_settings, fingerprint
@@ -42,7 +44,7 @@ log = logging.getLogger(__name__)
 class RankTraining:
     """Trains `model` on whole batches in order, from the newest of `checkpoints` on, as one rank of `rendezvous`.
     `divisions` is the number of parts of a batch (see BufferLayout), `dtype` the name of the data type of `weights`.
-    Memory is planned for sequences of `longest` tokens.
+    Memory is planned for sequences of `longest` tokens. `notes` reads what other roles have committed.
 
     Ranks need no coordinator: a batch is whole for all ranks or for none, and each rank's actions are a function of its
     batches, so all ranks call the same collectives in the same order. Between batches rank 0 decides when the weights
@@ -64,6 +66,7 @@ class RankTraining:
         divisions: int = 1,
         dtype: str = "float32",
         longest: int = 0,
+        notes: ReadNotes = NO_NOTES,
     ) -> None:
         self._config, self.rendezvous = config, rendezvous or Rendezvous()
         ranks = self.ranks = self.rendezvous.ranks
@@ -90,7 +93,7 @@ class RankTraining:
             starts=[self.position.batch_offsets[partition] for partition in self._partitions],
         )
         self._complete: deque[WholeBatch] = deque(self._assembly.take())
-        self._missing_since: float | None = None
+        self._missing = MissingBatchWatch(self._assembly, config.missing_batch_wait_s, notes)
         self._nonfinite: list[str] = []
         """The consecutive last batches whose gradient was not finite."""
 
@@ -169,7 +172,7 @@ class RankTraining:
 
         Raises ValueError if the batch cannot be trained: its version then has the weights of the one before.
         """
-        self._missing_since = None
+        self._missing.reset()
         self.joint.before_training()
         batch = self._complete.popleft()
         rows = sum(len(part.trajectory_ids) for part in batch.parts)
@@ -207,20 +210,11 @@ class RankTraining:
         """Check, while there is nothing to train, that more batches can arrive.
 
         Raises RankLost if another rank has failed: all ranks then restart and rendezvous again. Raises MissingBatch if
-        the next batch stays missing in the log for `missing_batch_wait_s`.
+        the next batch stays missing in the log for `missing_batch_wait_s`, although the buffer has made it.
         """
         self.rendezvous.check()
         self.joint.while_idle()
-        missing = self._assembly.missing()
-        if missing is None:
-            self._missing_since = None
-            return
-        now = self.rendezvous.services.system.monotonic()
-        if self._missing_since is None:
-            self._missing_since = now
-            log.warning("%s", missing)
-        if now - self._missing_since >= self._config.missing_batch_wait_s:
-            raise missing
+        self._missing.check(self.rendezvous.services.system.monotonic())
 
     def state(self) -> LearnerState:
         """The learner's state: this rank's part."""
@@ -279,6 +273,7 @@ def start_rank_training(
     epoch: int,
     divisions: int,
     addresses: Addresses,
+    notes: ReadNotes,
     dtype: str = "float32",
     longest: int = 0,
     services: RankServices = PROCESS,
@@ -301,7 +296,7 @@ def start_rank_training(
         epoch,
     )
     with lost_ranks():
-        return RankTraining(config, model, checkpoints, epoch, rendezvous, divisions, dtype, longest)
+        return RankTraining(config, model, checkpoints, epoch, rendezvous, divisions, dtype, longest, notes)
 
 
 def _offsets(batch: WholeBatch, partitions: Sequence[int]) -> str:

@@ -83,9 +83,10 @@ class _Training:
 
     def __init__(self, step: TrainBatches, epoch: int, published: int, services: RankServices) -> None:
         self._step, self._services, self._clock = step, services, services.system.monotonic
-        addresses = services.addresses(step.shard.client, step.shard.run)
+        client, run = step.shard.client, step.shard.run
+        addresses, notes = services.addresses(client, run), services.role_notes(client, run)
         self._training = start_rank_training(
-            *(step.config, step.model, step.checkpoints, 0, epoch, step.divisions, addresses),
+            *(step.config, step.model, step.checkpoints, 0, epoch, step.divisions, addresses, notes),
             *(step.dtype, step.longest, services),
         )
         self._checkpoints = CheckpointWriter(step.config, self._training, step.checkpoints)

@@ -47,9 +47,10 @@ class TrainFollower:
 
     def restore(self, restored: Restored, services: RankServices = PROCESS) -> _FollowerTraining:
         torch.set_num_threads(self.config.threads)
-        addresses = services.addresses(self.shard.client, self.shard.run)
+        client, run = self.shard.client, self.shard.run
+        addresses, notes = services.addresses(client, run), services.role_notes(client, run)
         training = start_rank_training(
-            *(self.config, self.model, self.checkpoints, self.rank, 0, self.divisions, addresses),
+            *(self.config, self.model, self.checkpoints, self.rank, 0, self.divisions, addresses, notes),
             *(self.dtype, self.longest, services),
         )
         return _FollowerTraining(training, CheckpointWriter(self.config, training, self.checkpoints), self.shard.run)

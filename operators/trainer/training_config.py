@@ -59,7 +59,8 @@ class TrainingConfig(CheckedSettings):
     lost_batches: tuple[NonNegativeInt, ...] = ()
     """Numbers of global batches that the log has lost: training continues without them."""
     missing_batch_wait_s: NonNegative = 60.0
-    """How long an idle trainer waits for a missing batch, of which a successor is in the log, before it fails."""
+    """How long an idle trainer waits for a missing batch, of which a successor is in the log, before it fails if the
+    buffer has made that batch."""
     emulation: TrainerEmulation = field(default_factory=TrainerEmulation)
     """Timing of the emulated trainer, which replaces the trainer where rollouts are emulated."""
 

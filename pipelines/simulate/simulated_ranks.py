@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from infra.kafka.properties import ClientProperties
+from infra.kafka.role_notes import ReadNotes, notes_reader
 from infra.kafka.simulated_clients import SimulatedClients
 from infra.kafka.simulated_inspection import InspectionClients
 from infra.simulation.process import SimulatedProcess
@@ -117,7 +118,10 @@ class SimulatedRankServices(RankServices):
     def addresses(self, client: ClientProperties, run: str) -> AddressTopic:
         process = self._process
         found = InspectionClients(self._clients.cluster, process.sleep, process.unix_ms, READ_S)
-        return AddressTopic(ClientProperties.of_clients(found), run)
+        return AddressTopic(ClientProperties.of_clients(found), run, self.role_notes(client, run))
+
+    def role_notes(self, client: ClientProperties, run: str) -> ReadNotes:
+        return notes_reader(run, self._clients.observer)
 
     def open_learner(self, config: LearnerConfig, model: Path, device: str, ranks: Ranks) -> LearnerContract:
         return SimulatedLearner(self._step.config.emulation, self._process, ranks)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from infra.kafka.producer import DeliveryFailed
+from infra.kafka.role_notes import notes_reader
 from infra.kafka.simulated_clients import SimulatedClients
 from infra.simulation.process import SimulatedProcess
 from infra.simulation.scheduler import Signal
@@ -85,7 +86,8 @@ class SimulatedStep:
                 return transfers.relay(step, restored, process, clients)
             case EmulateTraining():
                 producer: Any = clients.plain_producer()
-                return step.restore(restored, producer, clock, now)
+                notes = notes_reader(step.shard.run, clients.observer)
+                return step.restore(restored, producer, clock, now, notes=notes)
             case EvaluateVersions():
                 return step.restore(restored, now)
             case _ if transfers is not None:

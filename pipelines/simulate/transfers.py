@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from infra.kafka.producer import DeliveryFailed
+from infra.kafka.role_notes import notes_reader
 from infra.kafka.simulated_clients import SimulatedClients
 from infra.simulation.process import SimulatedProcess
 from infra.store.errors import StoreError
@@ -120,7 +121,8 @@ class RelayedTraining(ShardFold):
             system=system,
         )
         self._resumed = None if parent is None else hosts.published.get(parent)
-        self._fold = step.restore(restored, None, process.monotonic, process.unix_ms, self._publish)
+        notes = notes_reader(step.shard.run, clients.observer)
+        self._fold = step.restore(restored, None, process.monotonic, process.unix_ms, self._publish, notes)
 
     def fold(self, polled: Polled) -> Sequence[Output]:
         """As the emulated trainer's. The version from which it goes on is delivered again, as the real one does."""

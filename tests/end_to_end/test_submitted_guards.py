@@ -24,6 +24,7 @@ from test_submit import submit
 from trainer_batches import make_batch
 
 from infra.kafka.broker import Broker
+from infra.kafka.note import Note
 from infra.kafka.topic_reader import read_topic
 from infra.runners.stopping import STOPPING
 from infra.store.names import default_root
@@ -37,8 +38,19 @@ from pipelines.run.run_guard import RunFailing, RunGuard
 from pipelines.run.submission.guard import guarded
 from pipelines.run.topics import make_topics
 from schemas.codec import encode
-from schemas.records import Experience, Metric
-from schemas.topics import BATCHES, EXPERIENCES, INBOX, METRICS, PROMPTS, REPLICAS, TRAJECTORIES, Topic, group_name
+from schemas.records import CommitNote, Experience, Metric
+from schemas.topics import (
+    BATCHES,
+    EXPERIENCES,
+    INBOX,
+    METRICS,
+    PROMPTS,
+    REPLICAS,
+    RESTORE,
+    TRAJECTORIES,
+    Topic,
+    group_name,
+)
 
 
 def write_config(folder: Path, broker: Broker, run: str, **sections: object) -> Path:
@@ -77,13 +89,16 @@ def test_submitted_score_stops_when_every_reward_fails(
 def test_submitted_trainer_ends_at_a_missing_batch(
     command_server: CommandServer, broker: Broker, run_id: str, tmp_path: Path
 ) -> None:
-    """Another writer than the buffer wrote batch 2: the log has no batch 0, however often the trainer starts."""
+    """The buffer has made three batches: the log has lost batch 0, however often the trainer starts."""
     settings = {"rollout": {"engine": "emulated"}, "trainer": {"missing_batch_wait_s": 0.0}}
     file = write_config(tmp_path, broker, run_id, prompts={"source": "synthetic"}, **settings)
     make_topics(load_config(file))
     with KafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
         value, headers = encode(make_batch(number=2)[0])
         producer.send(BATCHES.name(run_id), value, None, list(headers))
+    group = group_name(run_id, "experience")
+    note = CommitNote(group, Note(1, state={"batch": 3}).encode(), 0)
+    write_as_role(broker.client(), run_id, RESTORE, [note], key=group.encode())
     command = submit(command_server, tmp_path / "here", "trainer", str(file))
     assert command.wait() == 2  # its respawner does not submit it again
     assert "laminar: global batch 0 is missing in batches partition 0: batch 2 is at offset 0" in command.output()

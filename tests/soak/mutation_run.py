@@ -65,7 +65,7 @@ LEFT_OUT = {
     "files, records and versions: kills (`campaign.py`) and faults (`fault_campaign.py`) test them": (
         *("adapter_folder", "assembly", "checkpoint", "checkpoint_files", "checkpoint_model", "checkpoint_writer"),
         *("clean_stop", "persist", "manifest_history", "publishing", "version_file", "version_publisher"),
-        *("background_writer", "weight_parts", "train_batches"),
+        *("background_writer", "weight_parts", "train_batches", "missing_batch"),
     ),
     "what ranks and roles do together: kills test them": (
         *("joint_actions", "rank_addresses", "rank_checks", "rank_layouts", "rank_lost", "rank_services"),

@@ -162,7 +162,7 @@ def test_reshard_is_repeated_until_sealed_notes_are_visible(role: Role, monkeypa
     """The coordinator may still be writing their markers: new notes would be older than the sealed ones."""
     role.feed("a")
     role.copy(role.start(0, 1), 4)
-    before = infra.kafka.resharding.last_notes
+    before = infra.kafka.resharding.role_notes
     with monkeypatch.context() as slow:
         seen: list[Any] = []
 
@@ -170,7 +170,7 @@ def test_reshard_is_repeated_until_sealed_notes_are_visible(role: Role, monkeypa
             seen.append(before(*place))
             return seen[0]
 
-        slow.setattr(infra.kafka.resharding, "last_notes", first_seen)
+        slow.setattr(infra.kafka.resharding, "role_notes", first_seen)
         with pytest.raises(SessionLost, match="a sealed note is neither committed nor aborted"):
             role.reshard(2)
     assert role.reshard(2) == 1

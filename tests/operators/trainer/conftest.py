@@ -33,6 +33,7 @@ def trainer(
 
     made = Trainer(tmp_path, model, checkpoint_every=getattr(request, "param", 2))
     monkeypatch.setattr(RankServices, "producer", lambda self, client: Producer(client))
+    monkeypatch.setattr(RankServices, "role_notes", lambda self, client, run: made.notes)
     monkeypatch.setattr(publishing, "ManifestLog", lambda producer, run: made.announce)
     monkeypatch.setattr(version_publisher, "RETRY_S", 0.0)
     yield made

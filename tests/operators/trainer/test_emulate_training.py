@@ -12,6 +12,7 @@ from in_memory_log import Log, Shard
 from record_factories import experience, manifest, prompt, shard, topic_input, trajectory, version
 from sampled_batches import read_members
 
+from infra.kafka.note import Note
 from infra.kafka.producer import DeliveryFailed
 from operators.experience.pack_batches import pack
 from operators.io.elements import Restored, ShardFold
@@ -55,13 +56,19 @@ class Trainer:
             emulation=TrainerEmulation(**times),
             missing_batch_wait_s=missing_batch_wait_s,
         )
-        self.broken = False
+        self.broken, self.batches_made = False, 0
         self.shard = Shard(self.log, shard("trainer", topic_input(BATCHES), topic_input(RELAY)), self._restore)
         self.shard.start()
 
     def _restore(self, restored: Restored) -> ShardFold:
         step = EmulateTraining(self.config, self.shard.config, self.time_scale)  # type: ignore[arg-type]
-        return _EmulatedTraining(step, restored, self._announce, clock=lambda: self.now, now=lambda: 0)
+        return _EmulatedTraining(
+            *(step, restored, self._announce), clock=lambda: self.now, now=lambda: 0, notes=self._notes
+        )
+
+    def _notes(self, pipeline: str) -> dict[int, Note]:
+        assert pipeline == "experience"
+        return {0: Note(state={"batch": self.batches_made})}
 
     def _announce(self, manifest: WeightVersion) -> None:
         if self.broken:
@@ -272,6 +279,7 @@ def test_emulation_fails_on_a_missing_batch_unless_lost() -> None:
     trainer = Trainer(missing_batch_wait_s=30.0)
     trainer.versions_at(0.0)
     trainer.batches(0, 2)
+    trainer.batches_made = 3
     trainer.versions_at(10.0)
     trainer.versions_at(39.0)
     with pytest.raises(MissingBatch, match="batch 1 is missing"):
@@ -283,6 +291,20 @@ def test_emulation_fails_on_a_missing_batch_unless_lost() -> None:
     trainer.versions_at(130.0)
     assert [(m.version.number, m.batches, m.untrained_batches) for m in trainer.manifests()][-1] == (3, (2,), ())
     assert [m.untrained_batches for m in trainer.manifests() if m.untrained_batches] == [(1,)]
+
+
+def test_emulation_waits_for_a_batch_that_is_not_made() -> None:
+    """Another program has written a batch far ahead."""
+    trainer = Trainer(missing_batch_wait_s=30.0)
+    trainer.versions_at(0.0)
+    trainer.batches(10**6)
+    trainer.versions_at(1.0)
+    assert trainer.versions_at(10_000.0) == ["1.0"]
+    trainer.batches_made = 1  # its note is visible before the batch is
+    assert trainer.versions_at(10_031.0) == ["1.0"]
+    trainer.batches(0)
+    trainer.versions_at(10_062.0)
+    assert trainer.versions_at(20_000.0) == ["1.0", "1.1"]
 
 
 def test_empty_batch_makes_a_version_and_a_dead_letter() -> None:

@@ -79,9 +79,10 @@ def test_missing_batch_fails_with_its_number(trainer: Trainer) -> None:
     trainer.start()
     trainer.run()
     trainer.feed(0, 2)
+    trainer.batches_made = 3
     trainer.run()
     with pytest.raises(MissingBatch, match=r"batch 1 is missing .*batch 2 is at offset 1.*lost_batches = \[1\]"):
-        trainer.run()
+        trainer.run(2)
     assert trainer.steps() == [1]
     trainer.configure(lost_batches=(1,))
     trainer.start()
@@ -102,3 +103,22 @@ def test_trainer_waits_for_a_batch_that_arrives_late(trainer: Trainer) -> None:
     assert trainer.ancestry() == [0, 1]
     (letter,) = trainer.log.rows(DEAD_LETTERS)
     assert (letter.offset, letter.reason) == (0, "batch 1 arrived before batch 0")
+
+
+def test_foreign_batch_far_ahead_never_stops_the_trainer(trainer: Trainer, caplog: pytest.LogCaptureFixture) -> None:
+    trainer.configure(missing_batch_wait_s=0.0)
+    trainer.start()
+    (foreign,) = make_batch(number=10**6)
+    for number in range(6):
+        trainer.log.append(BATCHES, foreign)
+        trainer.run(3)
+        trainer.feed(number)
+        trainer.batches_made = number + 1
+        trainer.run(2)
+    trainer.log.append(BATCHES, foreign)
+    trainer.run(3)
+    assert trainer.ancestry() == list(range(6))
+    assert trainer.steps() == [1, 2, 3, 4, 5, 6]
+    reasons = [letter.reason for letter in trainer.log.rows(DEAD_LETTERS)]
+    assert reasons == [f"batch {10**6} arrived before batch {number}" for number in range(6)]
+    assert caplog.text.count("another program has written it") == 7

@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -19,16 +18,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from infra.kafka.admin import TopicSpec, admin_client, create_topics
-from infra.kafka.broker import Broker
-from infra.kafka.producer import BoundedProducer
-from infra.kafka.properties import ClientProperties
+from infra.kafka.role_notes import NO_NOTES
 from infra.listening import listening_socket, listening_sockets
 from infra.runners.stopping import STOPPING
 from operators.trainer import rendezvous as rendezvous_module
 from operators.trainer.assembly import CannotTrain
 from operators.trainer.config import CriticConfig, LearnerConfig
-from operators.trainer.rank_addresses import AddressFile, AddressTopic
+from operators.trainer.rank_addresses import AddressFile
 from operators.trainer.rank_checks import common_settings
 from operators.trainer.rank_lost import RankLost
 from operators.trainer.rank_services import RankServices, _bind_collectives
@@ -44,7 +40,6 @@ from operators.trainer.rendezvous import (
 )
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import RankAddress
-from schemas.topics import RANKS
 
 TWO = [Ranks(rank, 2) for rank in range(2)]
 
@@ -187,45 +182,6 @@ def test_rank_0_names_the_setting_of_an_address_elsewhere(tmp_path: Path) -> Non
         wait_for_ranks(AddressFile(tmp_path / "ranks.json"), TWO[0], "192.0.2.7")
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"host": 3}', "no JSON"])
-def test_invalid_address_file_is_as_none(tmp_path: Path, content: str) -> None:
-    (tmp_path / "ranks.json").write_text(content)
-    assert AddressFile(tmp_path / "ranks.json").newest() is None
-
-
-def test_ranks_connect_to_the_newest_address_of_the_topic(broker: Broker, run_id: str) -> None:
-    client = ClientProperties.at(broker.bootstrap_servers)
-    with admin_client(client) as admin:
-        create_topics(admin, [TopicSpec(RANKS.name(run_id), 1)])
-    topic = AddressTopic(client, run_id)
-    unused = listening_socket("127.0.0.1")
-    ended = unused.getsockname()[1]
-    unused.close()
-    topic.write(address(ended), 1)
-    with BoundedProducer(client) as producer:
-        producer.send(RANKS.name(run_id), b"garbage", key=b"rank 0")
-    with ThreadPoolExecutor() as threads:
-        second = threads.submit(wait_for_ranks, AddressTopic(client, run_id), TWO[1])
-        first = threads.submit(wait_for_ranks, topic, TWO[0], start=2)
-        for rendezvous in (first.result(60), second.result(60)):
-            rendezvous.check()
-
-
-def test_address_of_a_paused_start_does_not_count(broker: Broker, run_id: str) -> None:
-    """It writes after its successor, which it has not noticed yet."""
-    client = ClientProperties.at(broker.bootstrap_servers)
-    with admin_client(client) as admin:
-        create_topics(admin, [TopicSpec(RANKS.name(run_id), 1)])
-    topic = AddressTopic(client, run_id)
-    for start, port in ((1, 1), (2, 2), (3, 3), (3, 4), (2, 5)):
-        topic.write(address(port), start)
-    with closing(AddressTopic(client, run_id)) as reader:
-        found = None
-        while found is None:
-            found = reader.newest()
-    assert found.port == 4
-
-
 @pytest.mark.parametrize(
     ("changed", "shards", "dtype", "name"),
     [
@@ -256,7 +212,7 @@ def address(port: int, token: str = "of an ended rank") -> RankAddress:
 def test_rank_without_the_model_fails_before_the_rendezvous(tmp_path: Path) -> None:
     addresses = AddressFile(tmp_path / "ranks.json")
     with pytest.raises(CannotTrain, match=r"rank 0 has no model at .*: copy the folder of model.path"):
-        start_rank_training(TrainingConfig(ranks=2), tmp_path / "model", tmp_path, 0, 1, 1, addresses)
+        start_rank_training(TrainingConfig(ranks=2), tmp_path / "model", tmp_path, 0, 1, 1, addresses, NO_NOTES)
     assert addresses.newest() is None
 
 
@@ -274,7 +230,7 @@ def test_rank_without_its_device_fails_for_good(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     with pytest.raises(CannotTrain, match=f"the trainer cannot use the device '{device}': {reason}.*trainer.gpus"):
         start_rank_training(
-            TrainingConfig(device=device), tmp_path, tmp_path, 0, 1, 1, AddressFile(tmp_path / "ranks.json")
+            TrainingConfig(device=device), tmp_path, tmp_path, 0, 1, 1, AddressFile(tmp_path / "ranks.json"), NO_NOTES
         )
 
 

@@ -13,6 +13,7 @@ from record_factories import shard, topic_input
 from safetensors.numpy import load_file
 from trainer_batches import make_batch
 
+from infra.kafka.note import Note
 from infra.store.weight_store import WeightStore
 from operators.io.coalesce import coalesce
 from operators.io.elements import PartitionKey
@@ -39,11 +40,13 @@ class Producer:
 
 
 class Trainer:
-    """The trainer on an in-memory log. Manifests wait for `gate`, then raise the next of `failures`."""
+    """The trainer on an in-memory log. Manifests wait for `gate`, then raise the next of `failures`. The buffer has
+    committed `batches_made`."""
 
     def __init__(self, folder: Path, model: Path, **config: Any) -> None:
         self.log, self.folder = Log(), folder
         self.failures: list[Exception] = []
+        self.batches_made = 0
         self.gate = threading.Event()
         self.gate.set()
         settings = {"optimizer_steps": 6, "checkpoint_every": 2, "learner": LearnerConfig(warmup_steps=0)}
@@ -65,6 +68,10 @@ class Trainer:
         if self.failures:
             raise self.failures.pop(0)
         self.log.append(RELAY, manifest, str(manifest.version))
+
+    def notes(self, pipeline: str) -> dict[int, Note]:
+        assert pipeline == "experience"
+        return {0: Note(state={"batch": self.batches_made})}
 
     def configure(self, **changes: Any) -> None:
         """Stop the trainer and change the configuration of its next start."""
