@@ -46,7 +46,7 @@ class DeployConfig(CheckedSettings):
     gpu_resource: str = "nvidia.com/gpu"
     """The resource by which containers request GPUs."""
     gpus_per_machine: PositiveInt = 8
-    """The ranks of a trainer with GPUs run in pods of up to this many, one pod a machine; a compose file has no more."""
+    """The ranks of a trainer with GPUs run in pods of up to so many, one pod a machine; a compose file has no more."""
     memory_gib: Mapping[str, PositiveInt] = field(default_factory=dict)
     """GiB of memory that a process of a role requests, by role; else computed from the model."""
     cpus: Mapping[str, Positive] = field(default_factory=dict)

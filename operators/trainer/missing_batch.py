@@ -59,8 +59,10 @@ def batches_made(notes: ReadNotes) -> int:
     except NotesUnavailable as error:
         log.warning("whether a batch is missing is not known: %s", error)
         return 0
-    shards = range(layout_of(found)) if found else ()
-    return min((_made(found.get(shard, Note())) for shard in shards), default=0)
+    present = [note for note in found.values() if not note.sealed]
+    if not found or len(present) < layout_of(found):
+        return 0  # a shard has not committed yet, or their number is being changed
+    return min(_made(note) for note in present)
 
 
 def _made(note: Note) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import pytest
@@ -24,10 +25,20 @@ def noted(shards: int, batch: int, **state: Any) -> Note:
         ({0: noted(1, 7)}, 7),
         ({0: noted(2, 7), 1: noted(2, 5)}, 5),
         ({0: noted(2, 7)}, 0),
-        ({0: noted(1, 7), 1: noted(2, 5)}, 7),
+        ({0: noted(1, 7), 1: replace(noted(2, 5), sealed=True)}, 7),
+        ({0: noted(1, 7), 1: noted(1, 5)}, 5),
         ({0: noted(1, 7, progress={"0": [31, 7], "1": [29, 6]})}, 6),
     ],
-    ids=["new run", "no batch yet", "one shard", "slowest shard", "shard to come", "former shard", "slowest division"],
+    ids=[
+        "new run",
+        "no batch yet",
+        "one shard",
+        "slowest shard",
+        "shard to come",
+        "former shard",
+        "fixed number",
+        "slowest division",
+    ],
 )
 def test_batches_are_made_if_all_shards_have_made_them(notes: Mapping[int, Note], made: int) -> None:
     assert batches_made(lambda pipeline: notes if pipeline == "experience" else {}) == made
