@@ -10,7 +10,7 @@ point, so all have the same version and can write a checkpoint of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, KeysView, Mapping
+from collections.abc import Callable, Generator, KeysView, Mapping
 from contextlib import ExitStack
 from enum import IntEnum
 from functools import cached_property, partial
@@ -127,11 +127,20 @@ class JointActions:
         """Finish this rank's part of what is being written, and wait for no other rank."""
         self._writer.close()
 
-    def gather(self) -> Iterator[tuple[str, Tensor]]:
-        """Gather the full weights, one tensor at a time, on rank 0, which calls it."""
+    def gather(self) -> Generator[tuple[str, Tensor]]:
+        """Gather the full weights, one tensor at a time, on rank 0, which calls it.
+
+        Closed before its end, it gathers the others, too: the ranks that take part cannot stop halfway.
+        """
         self._begin(_Action.GATHER)
         with watch_ranks(self._rendezvous, self._device):
-            yield from self.full.items()
+            items = self.full.items()
+            try:
+                for each in items:  # noqa: UP028 - `yield from` would close `items`
+                    yield each
+            finally:
+                for _ in items:
+                    pass
 
     def proceed(self) -> None:
         """Let ranks that wait for a decision continue. Only rank 0 has such ranks."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -292,8 +293,9 @@ class FinalModel:
     def _write(self) -> None:
         joint = self.training.joint
         try:
-            self.training.rendezvous.services.write_model(
-                *(self.training.model, self.model, joint.full.specs(), joint.gather(), self.folder)
-            )
+            with closing(joint.gather()) as tensors:  # before the next attempt, though the error has a reference
+                self.training.rendezvous.services.write_model(
+                    *(self.training.model, self.model, joint.full.specs(), tensors, self.folder)
+                )
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"cannot write the final model to {self.folder.absolute()}: {error}") from error

@@ -11,10 +11,12 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from infra.models.dtypes import tensor_specs
 from infra.store.layout import Layout
@@ -24,6 +26,8 @@ from operators.trainer.ranks import Ranks
 from operators.trainer.weight_parts import WeightPart
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_TOGETHER_BYTES = 256 << 20
+"""Ranks of which some send their parts wait for each other after each group of tensors with so many bytes."""
 
 
 def describe_file(path: Path) -> str:
@@ -77,17 +81,22 @@ def write_parts(
 ) -> None:
     """Write the parts of all ranks, of which the `remote` ones send theirs to rank 0; every rank must call it.
 
-    Raises what `write` raises, and RuntimeError for a part that is not within its tensor.
+    No rank waits for longer than it takes to send a few tensors: a whole file may take longer than the timeout of a
+    collective. Raises what `write` raises, and RuntimeError for a part that is not within its tensor.
     """
+    ahead = 0
     for part in weights.parts():
         if write is not None:
             write(part)
         if ranks.rank in remote:
             _send(part)
         elif ranks.rank == 0:
-            for rank in remote:
-                assert write is not None
-                write(_receive(part, rank))
+            assert write is not None
+            _receive(part, remote, write)
+        ahead += part.total * part.dtype.itemsize
+        if remote and ahead >= _TOGETHER_BYTES:
+            ranks.maximum(0)
+            ahead = 0
     ranks.maximum(0)  # all have written
 
 
@@ -103,18 +112,31 @@ def _send(part: WeightPart) -> None:
         dist.send(elements.contiguous().view(torch.uint8), 0)
 
 
-def _receive(own: WeightPart, rank: int) -> WeightPart:
-    """The part of `rank` of the same tensor as `own`. Raises RuntimeError for a part that is not within the tensor."""
-    place = torch.zeros(2, dtype=torch.int64)
-    dist.recv(place, rank)
-    begin, count = place.tolist()
-    total = sum(each.elements for each in own.ranges)
-    if not 0 <= begin <= begin + count <= total:
-        raise RuntimeError(f"rank {rank} sends elements {begin} to {begin + count} of a tensor that has {total}")
-    elements = torch.empty(count, dtype=own.dtype)
-    if count:
-        dist.recv(elements.view(torch.uint8), rank)
-    return WeightPart(own.ranges, begin, elements, own.dtype)
+def _receive(own: WeightPart, remote: Sequence[int], write: Callable[[WeightPart], None]) -> None:
+    """Write the parts of the tensor of `own` that the `remote` ranks send, all at once.
+
+    Raises RuntimeError for a part that is not within the tensor.
+    """
+    places = [torch.zeros(2, dtype=torch.int64) for _ in remote]
+    for receiving in [_begin_to_receive(place, rank) for place, rank in zip(places, remote, strict=True)]:
+        receiving.wait()
+    arriving = []
+    for place, rank in zip(places, remote, strict=True):
+        begin, count = place.tolist()
+        if not 0 <= begin <= (end := begin + count) <= own.total:
+            raise RuntimeError(f"rank {rank} sends elements {begin} to {end} of a tensor that has {own.total}")
+        if count:
+            part = replace(own, begin=begin, elements=torch.empty(count, dtype=own.dtype))
+            arriving.append((part, _begin_to_receive(part.elements.view(torch.uint8), rank)))
+    for part, receiving in arriving:
+        receiving.wait()
+        write(part)
+
+
+def _begin_to_receive(target: Tensor, rank: int) -> dist.Work:
+    receiving = dist.irecv(target, rank)
+    assert receiving is not None  # this process is in the group
+    return receiving
 
 
 def _machine() -> str:

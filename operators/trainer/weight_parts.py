@@ -37,6 +37,11 @@ class WeightPart:
     elements: Tensor
     dtype: torch.dtype
 
+    @property
+    def total(self) -> int:
+        """The number of elements of the whole tensor."""
+        return sum(each.elements for each in self.ranges)
+
     def write(self, views: Mapping[str, np.ndarray]) -> None:
         """Write the elements to `views`, the bytes of each tensor of a file: uint8[bytes], by name.
 
