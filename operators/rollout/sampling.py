@@ -85,12 +85,12 @@ def _cut(scores: torch.Tensor, top_k: np.ndarray, top_p: np.ndarray) -> torch.Te
     """Scores with -inf for the tokens dropped by top-k, then by top-p over the rest; float64[rows, vocabulary]."""
     vocabulary = scores.shape[-1]
     ranked = scores.sort(-1, descending=True).values
-    kept = torch.from_numpy(np.where(top_k > 0, np.minimum(top_k, vocabulary), vocabulary)).to(scores.device)
-    ranked = ranked.masked_fill(torch.arange(vocabulary, device=scores.device) >= kept[:, None], -torch.inf)
+    kept = _column(np.where(top_k > 0, np.minimum(top_k, vocabulary), vocabulary), scores)
+    ranked = ranked.masked_fill(torch.arange(vocabulary, device=scores.device) >= kept, -torch.inf)
     probabilities = ranked.softmax(-1)
     before = probabilities.cumsum(-1) - probabilities
     # The most likely token is always kept. A row without top-p keeps also tokens after a sum that rounds to 1.
-    in_nucleus = (before < _column(top_p, scores)) | torch.from_numpy(top_p >= 1.0).to(scores.device)[:, None]
-    kept = torch.minimum(kept, in_nucleus.sum(-1).clamp_(min=1))
-    threshold = ranked.gather(1, kept[:, None] - 1)
+    in_nucleus = (before < _column(top_p, scores)) | _column(top_p >= 1.0, scores)
+    kept = torch.minimum(kept, in_nucleus.sum(-1, keepdim=True).clamp_(min=1))
+    threshold = ranked.gather(1, kept - 1)
     return scores.masked_fill(scores < threshold, -torch.inf)

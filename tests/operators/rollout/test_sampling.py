@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from operators.rollout.random_streams import resumed_seed, stream_key, uniforms
-from operators.rollout.sampling import sample
+from operators.rollout.sampling import BLOCK, draw, sample
 from operators.rollout.sampling_columns import NO_TOKEN, SamplingColumns
 
 
@@ -114,6 +117,29 @@ def test_sample_uses_the_parameters_of_each_row() -> None:
     order = np.array([5, 2, 0, 4, 1, 3])
     shuffled = SamplingColumns.of(temperature[order], top_k[order], top_p[order])
     assert (sample(logits[order], shuffled, draws[order])[0] == together[0][order]).all()
+
+
+class CopiesToDevice(TorchDispatchMode):
+    """Records of each copy between devices in its context whether the host waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[bool] = []
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
+        if operation is torch.ops.aten._to_copy.default and (kwargs or {}).get("device") not in (None, args[0].device):
+            self.waits.append(not (kwargs or {}).get("non_blocking"))
+        return operation(*args, **(kwargs or {}))
+
+
+def test_draw_waits_for_no_copy() -> None:
+    """On the meta device: reading a value of it would fail."""
+    mixed = SamplingColumns.of(np.array([1.0, 0.5, 0.0]), np.array([3, 0, 0]), np.array([0.9, 1.0, 1.0]))
+    with CopiesToDevice() as copies:
+        draw(torch.empty(3, 4 * BLOCK, device="meta"), mixed, np.zeros(3))
+    assert copies.waits == [False] * 6
 
 
 def test_sample_keeps_tokens_that_tie_with_the_last() -> None:
