@@ -29,8 +29,8 @@ _MLP_ACTIVATIONS = 4
 _LOGIT_COPIES = 3
 """Float32 tensors of the size of the logits that exist at once: logits, log-softmax, gradient. With bfloat16 the
 model's own logits and their gradient are in addition; measured on an H200, the plan is 2 % above the peak."""
-_PINNED = 2
-"""The most by which a block of pinned memory exceeds the tensor in it."""
+PINNED = 2
+"""The most by which a block of pinned memory exceeds the tensor in it: torch rounds its size up to a power of two."""
 _MODELS = (("weights", "gradients", "moments"), ("critic", "critic's moments"), ("reference",))
 """The parts of each model that `share_device` moves."""
 _OFFLOADED = {"moments": ("moments", "critic's moments"), "reference": ("reference",)}
@@ -125,13 +125,11 @@ def slice_tokens(config: TrainingConfig, longest: int) -> int:
 
 
 def offloaded_bytes(shape: ModelShape, config: TrainingConfig) -> int:
-    """Bytes that a rank of `config` on a GPU has in host memory, at most: torch rounds each block of pinned memory up
-    to a power of two.
-    """
+    """Bytes of the tensors that a rank of `config` on a GPU offloads; they take at most `PINNED` times as many."""
     parts = plan_memory(shape, config.ranks_of_a_copy, _on_device(config.learner)).parts
     models = _MODELS if config.learner.share_device else [_OFFLOADED[each] for each in config.learner.offload]
     names = [name for model in models for name in model]
-    return _PINNED * sum(parts[name] for name in names)
+    return sum(parts[name] for name in names)
 
 
 def _on_device(config: LearnerConfig) -> LearnerConfig:

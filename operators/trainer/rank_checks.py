@@ -13,9 +13,9 @@ import torch
 
 from infra.counted import counted
 from infra.sizes import size_text
-from infra.store.weight_files import model_fingerprint
+from infra.store.weight_files import model_fingerprint, weights_sample
 from operators.trainer.assembly import CannotTrain
-from operators.trainer.memory_plan import UnknownSize, check_memory, plan_rank, shape_of
+from operators.trainer.memory_plan import PINNED, UnknownSize, check_memory, offloaded_bytes, plan_rank, shape_of
 from operators.trainer.training_config import TrainingConfig
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,11 @@ def fingerprint(model: Path, rank: int) -> str:
         ) from error
 
 
+def weights_note(model: Path) -> str:
+    """What identifies the weights in `model`, one word, and then where they are."""
+    return f"{weights_sample(model)} {model.absolute()} on machine {platform.node()}"
+
+
 def check_device(device: str) -> None:
     """Raise CannotTrain if torch has no `device` here."""
     try:
@@ -69,21 +74,21 @@ def check_device_memory(folder: Path, config: TrainingConfig, device: str, here:
     """Raise ValueError if `device` has too little free memory for a rank that trains the model in `folder` on sequences
     of `longest` tokens, CannotTrain if it will never have enough, or if the model cannot be read.
 
-    The ranks of a CPU run, of which `here` are on this machine, share its memory. A model whose config has other names
-    is not checked.
+    The ranks of which `here` are on this machine share its memory, which must also have what those of a GPU offload. A
+    model whose config has other names is not checked.
     """
     try:
-        plan = plan_rank(shape_of(folder), config, longest)
+        shape = shape_of(folder)
     except UnknownSize as error:
         log.warning("the memory for the model is not checked: %s", error)
         return
     except (FileNotFoundError, ValueError) as error:
         raise CannotTrain(f"the model in {folder} cannot be read: {error}") from error
-    shared = ""
+    plan, shared, memory = plan_rank(shape, config, longest), "", psutil.virtual_memory()
     if torch.device(device).type == "cuda":
+        _check_offloaded(here * offloaded_bytes(shape, config), memory.available, memory.total, here, config)
         available, total = torch.cuda.mem_get_info(device)
     else:
-        memory = psutil.virtual_memory()
         available, total = memory.available // here, memory.total // here
         shared = f" (a share of {here})" if here > 1 else ""
     try:
@@ -92,3 +97,22 @@ def check_device_memory(folder: Path, config: TrainingConfig, device: str, here:
         if plan.total <= total:
             raise  # another process may free the rest
         raise CannotTrain(f"{error}. It has only {size_text(total)} in all") from error
+
+
+def _check_offloaded(size: int, available: int, total: int, here: int, config: TrainingConfig) -> None:
+    """Raise ValueError if a machine with `available` bytes lacks memory for the `size` bytes that its `here` ranks
+    offload, CannotTrain if it lacks it with all `total` bytes; warn if it does for the blocks of pinned memory.
+    """
+    if PINNED * size <= available:
+        return
+    setting = "unset trainer.learner.share_device"
+    if not config.learner.share_device:
+        setting = "take names out of trainer.learner.offload, or place the ranks on more machines"
+    text = (
+        f"{counted(here, 'rank')} of machine {platform.node()} will offload {size_text(size)}, in up to "
+        f"{size_text(PINNED * size)} of pinned memory, but it has {size_text(available)} free: {setting}"
+    )
+    if size <= available:
+        log.warning("%s", text)
+    else:
+        raise (ValueError if size <= total else CannotTrain)(text)

@@ -28,7 +28,7 @@ from operators.trainer.learner_state import LearnerState
 from operators.trainer.missing_batch import MissingBatchWatch
 from operators.trainer.persist import CheckpointError
 from operators.trainer.rank_addresses import Addresses
-from operators.trainer.rank_checks import check_device, check_device_memory, common_settings, fingerprint
+from operators.trainer.rank_checks import check_device, check_device_memory, common_settings, fingerprint, weights_note
 from operators.trainer.rank_layouts import gather_offsets, with_layout
 from operators.trainer.rank_services import PROCESS, RankServices
 from operators.trainer.ranks import Ranks
@@ -294,6 +294,7 @@ def start_rank_training(
         common_settings(config, divisions, dtype),
         services,
         epoch,
+        weights_note(model) if ranks.count > 1 else "",
     )
     with lost_ranks():
         return RankTraining(config, model, checkpoints, epoch, rendezvous, divisions, dtype, longest, notes)

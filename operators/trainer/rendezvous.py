@@ -37,6 +37,8 @@ FIRST_WARNING_S, WARNING_S = 30.0, 60.0
 """A rank that waits for others warns after so long, and then as often."""
 _OPEN = "open"
 """The key of an open store; its value is the store's address."""
+_WEIGHTS = "weights"
+"""The key of the note of rank 0's weights. It is in no record, so that ranks of older releases, which lack it, join."""
 STOP_WAIT_S = 20.0
 """How long a rank that stops waits for what the others write."""
 _POLL_S = 0.02
@@ -170,21 +172,22 @@ def join_process_group(
     settings: tuple[str, ...] = (),
     services: RankServices = PROCESS,
     start: int = 0,
+    weights: str = "",
 ) -> Rendezvous:
     """Wait for all of `ranks` and join torch's default process group, for a model on `device`.
 
     The ranks find rank 0 by `addresses`, the latest if several of its starts, of numbers `start`, are alive; `host` is
-    the address of its machine, `model` the model's fingerprint, and `settings` what else must be the same on all ranks,
-    "name=value" each. A collective fails after `ranks.timeout_s` seconds (see `lost_ranks`). Raises
-    RankLost if this process has joined a process group before, or is stopped while it waits; CannotTrain if rank 0 has
-    other ranks, another model or other settings.
+    the address of its machine, `model` the model's fingerprint, `settings` what else must be the same on all ranks,
+    "name=value" each, and `weights` a word that identifies the weights and where they are. A collective fails after
+    `ranks.timeout_s` seconds (see `lost_ranks`). Raises RankLost if this process has joined a process group before, or
+    is stopped while it waits; CannotTrain if rank 0 has other ranks, another model, other weights or other settings.
     """
     use_device(device)
     if ranks.count == 1:
         return Rendezvous(services=services)
     if services.has_joined:
         raise RankLost("this process has been a rank before: a new process must take its place")
-    rendezvous = wait_for_ranks(addresses, ranks, host, model, settings, services, start)
+    rendezvous = wait_for_ranks(addresses, ranks, host, model, settings, services, start, weights)
     assert rendezvous.store is not None
     with lost_ranks():
         joined = services.join(rendezvous.store, ranks, host, device)
@@ -200,6 +203,7 @@ def wait_for_ranks(
     settings: tuple[str, ...] = (),
     services: RankServices = PROCESS,
     start: int = 0,
+    weights: str = "",
 ) -> Rendezvous:
     """Register this rank and wait until all are registered; the first half of `join_process_group`."""
     own = RankAddress(host, 0, "", ranks.count, ranks.shards, model, 0, settings)
@@ -207,9 +211,9 @@ def wait_for_ranks(
     with closing(addresses):
         while True:
             found = (
-                _find(addresses, ranks.rank, own, services)
+                _find(addresses, ranks.rank, own, services, weights)
                 if ranks.rank
-                else _open_store(addresses, own, services, start)
+                else _open_store(addresses, own, services, start, weights)
             )
             if isinstance(found, str):
                 waiting.warn_if_due(partial("rank 0, but {}".format, found))
@@ -239,7 +243,9 @@ class _Waiting:
         self._services.system.sleep(_POLL_S)
 
 
-def _open_store(addresses: Addresses, own: RankAddress, services: RankServices, start: int) -> RankStore:
+def _open_store(
+    addresses: Addresses, own: RankAddress, services: RankServices, start: int, weights: str = ""
+) -> RankStore:
     """Open a store that listens on the host of `own` only, and publish its address."""
     host, token = own.host, services.system.secret_name()
     try:
@@ -247,15 +253,18 @@ def _open_store(addresses: Addresses, own: RankAddress, services: RankServices, 
     except OSError as error:
         text = f"rank 0 cannot listen at {host}: {error}. Set trainer.rank_0_host to an address of this machine"
         raise OSError(text) from error
+    store.set(_WEIGHTS, weights)
     store.set(_OPEN, f"{host}:{port}")
     addresses.write(replace(own, port=port, token=token, written_at=services.unix_ms()), start)
     return store
 
 
-def _find(addresses: Addresses, rank: int, own: RankAddress, services: RankServices = PROCESS) -> RankStore | str:
+def _find(
+    addresses: Addresses, rank: int, own: RankAddress, services: RankServices = PROCESS, weights: str = ""
+) -> RankStore | str:
     """Register in the store of rank 0, and return it; why that is not possible yet, if it is not.
 
-    Raises CannotTrain if rank 0 has other ranks, another model or other settings.
+    Raises CannotTrain if rank 0 has other ranks, another model, other weights or other settings.
     """
     address = addresses.newest()
     if address is None:
@@ -264,6 +273,7 @@ def _find(addresses: Addresses, rank: int, own: RankAddress, services: RankServi
     try:
         store = services.connect(address)
         is_open = store.check([_OPEN])
+        of_rank_0 = store.get(_WEIGHTS).decode() if store.check([_WEIGHTS]) else ""
     except (OSError, OverflowError, RuntimeError) as error:
         return (
             f"{where} cannot be reached from {platform.node()}: {_first_line(error)}. Start rank 0, or set "
@@ -272,6 +282,7 @@ def _find(addresses: Addresses, rank: int, own: RankAddress, services: RankServi
     if not is_open:
         return f"{where}, its last address, is of another program: start rank 0"
     _check_address(address, rank, own)
+    _check_weights(of_rank_0, rank, weights)
     try:
         if store.add(f"rank {rank}", 1) == 1:
             return store
@@ -291,6 +302,16 @@ def _check_address(address: RankAddress, rank: int, own: RankAddress) -> None:
                 f"rank 0 at {address.host} has {name} {there}, rank {rank} has {here}: start all ranks with the "
                 "same configuration and the same model folder"
             )
+
+
+def _check_weights(theirs: str, rank: int, ours: str) -> None:
+    """Raise CannotTrain if the notes `theirs` of rank 0 and `ours` are of different weights."""
+    (there, their_place), (here, our_place) = (each.partition(" ")[::2] for each in (theirs, ours))
+    if there and here and there != here:
+        raise CannotTrain(
+            f"rank {rank} has other weights in {our_place} than rank 0 in {their_place}, under the same names: start "
+            "all ranks with the same model folder"
+        )
 
 
 def _in_common(address: RankAddress) -> dict[str, str]:

@@ -16,7 +16,7 @@ from infra.sizes import GIB
 from infra.storage import HTTPS, port_of
 from operators.agents.agent_process import AUTHORITY
 from operators.gateway.config import GatewayConfig
-from operators.trainer.memory_plan import offloaded_bytes, plan_rank, shape_of
+from operators.trainer.memory_plan import PINNED, offloaded_bytes, plan_rank, shape_of
 from pipelines.config import Config, read_config
 from pipelines.roles import AUTOSCALER, DATA_PLANE, SHARDED, pipelines_of, roles_of, submitted_process
 from pipelines.run.deployment_checks import check_deployable, is_secret, ranks_of_container
@@ -184,7 +184,7 @@ def host_memory(config: Config) -> Mapping[str, int]:
     stored = weights * (config.relay.keep_versions + 1)
     on_gpu = config.trainer.device.startswith("cuda")
     rank = (
-        2 * shape.largest_layer * 4 + offloaded_bytes(shape, config.trainer)
+        2 * shape.largest_layer * 4 + PINNED * offloaded_bytes(shape, config.trainer)
         if on_gpu
         else plan_rank(shape, config.trainer, longest_sequence(config)).total
     )

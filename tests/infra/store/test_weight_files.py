@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from infra.store.layout import tensor_bytes
 from infra.store.publisher import Publisher
-from infra.store.weight_files import folder_tensors, tensor_places
+from infra.store.weight_files import folder_tensors, tensor_places, weights_sample
 from infra.store.weight_store import WeightStore
 from schemas.records import PolicyVersion, TensorSpec, WeightVersion
 
@@ -51,6 +51,34 @@ def test_folder_tensors_can_be_published(tmp_path: Path) -> None:
         assert store.seal(PolicyVersion(0, 1)).blake3 == manifests[0].blake3
         with store.pin(PolicyVersion(0, 1)) as path:
             assert path.read_bytes().endswith(ONE.tobytes() + TWO.tobytes())
+
+
+def test_sample_of_weights_depends_on_names_and_values(tmp_path: Path) -> None:
+    """And not on the files in which they are."""
+
+    def sample(name: str, **tensors: np.ndarray) -> str:
+        (tmp_path / name).mkdir()
+        save_file(tensors, tmp_path / name / "model.safetensors")
+        return weights_sample(tmp_path / name)
+
+    large = np.zeros(10_000, np.float32)
+    samples = [
+        sample("same", one=ONE, two=TWO),
+        sample("empty", one=ONE, two=TWO[:0]),
+        sample("named", one=ONE, to=TWO),
+    ]
+    samples += [sample(f"changed at {place}", w=np.where(np.arange(10_000) == place, 1, large)) for place in (0, 9999)]
+    samples += [sample("large", w=large)]
+    assert len(set(samples)) == 6
+    (tmp_path / "shards").mkdir()
+    assert weights_sample(shards(tmp_path / "shards")) == samples[0]
+
+
+@pytest.mark.parametrize("data", [b"", b"short", bytes(range(64))])
+def test_sample_of_weights_names_an_invalid_file(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(data)
+    with pytest.raises(ValueError, match=r"model\.safetensors: not a safetensors file"):
+        weights_sample(tmp_path)
 
 
 ENTRY = {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}

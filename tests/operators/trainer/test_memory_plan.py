@@ -108,7 +108,7 @@ def test_offloaded_moments_of_actor_and_critic_are_there_in_turn() -> None:
     transient = sum(parts[part] for part in ("gathered layers", "activations", "logits"))
     assert (parts["moments"], parts["critic's moments"]) == (8 * 10**9 - transient, 0)  # the critic's are more
     on_gpu = TrainingConfig(learner=learner, device="cuda")
-    assert offloaded_bytes(SHAPE, on_gpu) == 2 * (8 * 10**9 + 8 * 9 * 8 * (8 * 1024 + 3 * (1024 + 4096)))
+    assert offloaded_bytes(SHAPE, on_gpu) == 8 * 10**9 + 8 * 9 * 8 * (8 * 1024 + 3 * (1024 + 4096))
 
 
 def test_rank_of_hybrid_sharding_holds_its_share_of_one_copy() -> None:
@@ -123,10 +123,9 @@ def test_offloaded_state_is_in_host_memory_only_with_gpus() -> None:
     kept = plan_memory(SHAPE, 4, LearnerConfig(algorithm=algorithm))
     assert plan_rank(SHAPE, on_cpu) == kept
     assert plan_rank(SHAPE, on_gpu).total < kept.total
-    pinned = 2  # a block of pinned memory may be so many times as large as its tensor
-    assert offloaded_bytes(SHAPE, on_gpu) == pinned * (kept.parts["moments"] + kept.parts["reference"])
+    assert offloaded_bytes(SHAPE, on_gpu) == kept.parts["moments"] + kept.parts["reference"]
     turns = TrainingConfig(learner=LearnerConfig(algorithm=algorithm, share_device=True), device="cuda")
-    assert offloaded_bytes(SHAPE, turns) == pinned * (16 + 4) * SHAPE.parameters
+    assert offloaded_bytes(SHAPE, turns) == (16 + 4) * SHAPE.parameters
 
 
 def test_models_that_share_a_device_need_the_largest_ones_memory() -> None:
@@ -231,6 +230,29 @@ def test_ranks_of_two_machines_share_the_memory_of_their_own(tmp_path: Path, mon
     check_device_memory(model, TrainingConfig(ranks=4), "cpu", here=2)
     with pytest.raises(CannotTrain, match=r"but cpu \(a share of 4\) has"):
         check_device_memory(model, TrainingConfig(ranks=4), "cpu", here=4)
+
+
+def test_offloaded_state_must_fit_the_memory_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What two ranks of one machine offload: for certain the tensors, and twice as much at most, as pinned memory."""
+    model = save_tiny_model(tmp_path / "model")
+    config = TrainingConfig(ranks=2, device="cuda", learner=LearnerConfig(offload=("moments",)))
+    moments = 8 * shape_of(model).parameters
+    host = SimpleNamespace(available=2 * moments, total=2 * moments)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: host)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 << 30, 80 << 30))
+    check_device_memory(model, config, "cuda:0", here=2)
+    assert not caplog.messages
+    host.available = moments
+    check_device_memory(model, config, "cuda:0", here=2)
+    assert re.search(r"2 ranks of .* in up to .* but it has .* free: take names out of .*offload", caplog.messages[0])
+    for host.total, kind in ((2 * moments, ValueError), (moments - 2, CannotTrain)):
+        host.available = moments - 2
+        with pytest.raises(kind, match=r"2 ranks of machine .* will offload .*trainer\.learner\.offload"):
+            check_device_memory(model, config, "cuda:0", here=2)
+        check_device_memory(model, config, "cuda:0", here=1)
+        check_device_memory(model, replace(config, learner=LearnerConfig()), "cuda:0", here=2)
 
 
 def test_training_ends_for_good_without_weights(tmp_path: Path) -> None:

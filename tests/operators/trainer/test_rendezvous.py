@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -17,6 +18,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from trainer_batches import save_tiny_model
 
 from infra.kafka.role_notes import NO_NOTES
 from infra.listening import listening_socket, listening_sockets
@@ -214,6 +216,24 @@ def test_rank_without_the_model_fails_before_the_rendezvous(tmp_path: Path) -> N
     with pytest.raises(CannotTrain, match=r"rank 0 has no model at .*: copy the folder of model.path"):
         start_rank_training(TrainingConfig(ranks=2), tmp_path / "model", tmp_path, 0, 1, 1, addresses, NO_NOTES)
     assert addresses.newest() is None
+
+
+def test_rank_with_other_weights_than_rank_0_does_not_register(tmp_path: Path) -> None:
+    """Of the same names and shapes: together they would train a mixture."""
+    models = [save_tiny_model(tmp_path / name, seed=seed) for seed, name in enumerate(("first", "second"))]
+    addresses = AddressFile(tmp_path / "ranks.json")
+    start = partial(start_rank_training, TrainingConfig(ranks=2), checkpoints=tmp_path, divisions=1, epoch=1)
+    with ThreadPoolExecutor() as threads:
+        zero = threads.submit(start, model=models[0], rank=0, addresses=addresses)
+        places = r"rank 1 has other weights in .*second on machine .* than rank 0 in .*first on machine"
+        try:
+            with pytest.raises(CannotTrain, match=places):
+                start(model=models[1], rank=1, addresses=addresses)
+        finally:
+            STOPPING.set()
+        with pytest.raises(RankLost, match="is stopping"):
+            zero.result(20)
+    STOPPING.clear()
 
 
 @pytest.mark.parametrize(
