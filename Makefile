@@ -144,9 +144,10 @@ $(ENVIRONMENTS:%=%-requirements): %-requirements: requirements.txt | $(READY)
 	$(COMPILE) $(PINS_$*) $(FOLDER_$*)/requirements.in -o $(FOLDER_$*)/requirements.txt
 
 # vLLM for machines without a GPU needs another torch. Its tests are every engine's.
-vllm-test: vllm-env  ## the tests of every engine with vLLM on the CPU
+vllm-test: vllm-env  ## the tests of every engine, and of the GPU check, with vLLM on the CPU
 	.venv-vllm/bin/pytest -W ignore --timeout 900 -k vllm tests/operators/rollout/test_engine_*.py \
-		tests/operators/rollout/test_vllm_engine.py tests/end_to_end/test_run_with_vllm.py $(ARGS)
+		tests/operators/rollout/test_vllm_engine.py tests/end_to_end/test_run_with_vllm.py \
+		tests/benchmarks/test_gpu_vllm.py $(ARGS)
 
 # Packages whose environments are adapted.
 environments-test: environments-env  ## environments of verifiers and OpenEnv
