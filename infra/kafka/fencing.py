@@ -6,8 +6,9 @@ from kafka.errors import KafkaError
 
 from infra.kafka.clients import SessionClients
 
-_TIMEOUT_S = 60.0
-"""How long a transaction of the id could take, if its fence began one; Kafka's default."""
+_TIMEOUT_S = 1.0
+"""Time-out of a transaction, as a producer must have one: a fence begins none. Brokers may bound it to the least value
+of kafka.transaction_timeout_s."""
 
 
 class CannotFence(RuntimeError):

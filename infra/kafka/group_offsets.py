@@ -19,17 +19,25 @@ from schemas.codec import Headers, encode
 from schemas.records import CommitNote
 from schemas.topics import run_of
 
-TIMEOUT_MS = 10_000
+TIMEOUT_S = 10.0
+"""How long the transaction may take, at most."""
 
 
 def set_group_offsets(
-    client: ClientProperties, group: str, topic: str, offsets: Mapping[int, int], restore: Partition
+    client: ClientProperties,
+    group: str,
+    topic: str,
+    offsets: Mapping[int, int],
+    restore: Partition,
+    transaction_timeout_s: float,
 ) -> None:
     """Let `group` resume `topic` at `offsets`, by partition, at its next start; the rest of its note is unchanged.
 
     The transactional.id of a shard is the name of its group: a running process of the group can no longer commit, and
-    must be restarted unless it restarts by itself. Raises KafkaError, and NoteMissing for a group without a note: an
-    empty one would make the next start assign all numbers again. Nothing has changed then.
+    must be restarted unless it restarts by itself. The transaction takes at most `transaction_timeout_s` seconds.
+
+    Raises KafkaError, and NoteMissing for a group without a note: an empty one would make the next start assign all
+    numbers again. Nothing has changed then.
     """
     place = TopicPartition(*restore)
     with closing(uncommitted_consumer(client)) as observer:
@@ -37,7 +45,8 @@ def set_group_offsets(
     if not is_known:
         traces = [f"its group has a committed offset in {topic}:{number}" for number in offsets]
         raise note_missing(group, restore.topic, traces)
-    producer = TransactionalProducer(**client.producer(transactional_id=group, transaction_timeout_ms=TIMEOUT_MS))
+    timeout_ms = int(min(TIMEOUT_S, transaction_timeout_s) * 1000)
+    producer = TransactionalProducer(**client.producer(transactional_id=group, transaction_timeout_ms=timeout_ms))
     try:
         producer.init_transactions()
         with closing(uncommitted_consumer(client)) as observer:  # the predecessor commits nothing more

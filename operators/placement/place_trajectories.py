@@ -93,7 +93,7 @@ class PlaceTrajectories:
 
         def read_ends(places: Iterable[PartitionKey]) -> Ends:
             names = {Partition(CATALOGUE[place.topic].name(run), place.partition): place for place in places}
-            ends = log_ends(kafka, f"{group_name(run, 'placement')}.ends", names)
+            ends = log_ends(kafka, f"{group_name(run, 'placement')}.ends", names, self.shard.transaction_timeout_s)
             return {names[place]: end for place, end in ends.items()}
 
         return PlacementFold(self, restored, fence_process, clock, now, read_ends)

@@ -6,6 +6,7 @@ import atexit
 import math
 import shlex
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -141,6 +142,16 @@ class Address(Brokers):
         except NoSuchRun:
             return None
         return folder if folder.is_dir() else None
+
+    @property
+    def transaction_timeout_s(self) -> float:
+        """Of the configuration in the run's folder; the default if there is none, or this release cannot read it."""
+        from pipelines.config import ConfigError, KafkaConfig, load_config
+
+        with suppress(ConfigError):
+            if (folder := self.folder) is not None and (file := config_file(folder)) is not None:
+                return load_config(file).kafka.transaction_timeout_s
+        return KafkaConfig.transaction_timeout_s
 
     def command(self, words: str) -> str:
         """Return the command `laminar WORDS` for the same run and Kafka, as the user must write it."""

@@ -135,7 +135,8 @@ def reset_command(
     if execute:
         for group in sorted({lag.group for lag in found}):
             moved = {lag.partition: offsets[lag.partition] for lag in found if lag.group == group}
-            set_group_offsets(connection.client, group, name, moved, Partition(RESTORE.name(connection.run), 0))
+            restore, timeout_s = Partition(RESTORE.name(connection.run), 0), address.transaction_timeout_s
+            set_group_offsets(connection.client, group, name, moved, restore, timeout_s)
     rows = [_reset_row(lag, offsets[lag.partition], execute) for lag in found]
     return RowOutput([rows], list(rows[0]), printing.form())
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +12,6 @@ from pipelines.cli import compare, delete, drain, local_runs, logs, pauses, resu
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
 from pipelines.inspect.audit.result import STAGES, Audit
-from pipelines.inspect.run_folders import config_file
 from pipelines.present.output import Report
 
 if TYPE_CHECKING:
@@ -74,7 +71,7 @@ def audit(
 
     connection = address.open_log()
     trim_point = newest_trim_point(connection.client, connection.run)
-    timeout_s = _transaction_timeout_s(address.folder)
+    timeout_s = address.transaction_timeout_s
     found = audit_run(connection.client, connection.run, ended=ended, transaction_timeout_s=timeout_s)
     begins_at = trim_point and {
         "trim_point": trim_point.number,
@@ -87,16 +84,6 @@ def audit(
         as_json=json,
         exit_code=0 if found.passed else 1,
     )
-
-
-def _transaction_timeout_s(folder: Path | None) -> float:
-    """Of the configuration in a run's folder; the default if there is none, or this release cannot read it."""
-    from pipelines.config import ConfigError, KafkaConfig, load_config
-
-    with suppress(ConfigError):
-        if folder is not None and (file := config_file(folder)) is not None:
-            return load_config(file).kafka.transaction_timeout_s
-    return KafkaConfig.transaction_timeout_s
 
 
 def _lines(run: str, audit: Audit) -> Iterator[str]:

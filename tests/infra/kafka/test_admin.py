@@ -108,8 +108,8 @@ def test_end_offsets_excludes_open_transaction(broker: Broker, client: KafkaAdmi
         assert end_offsets(client, [run_id]) == {first: 2, second: 0}
         assert end_offsets(client, [run_id], committed=False) == {first: 3, second: 0}
         clients = KafkaClients(ClientProperties.at(broker.bootstrap_servers))
-        assert log_ends(clients, f"{run_id}.ends", [Partition(*first), Partition(*second)]) == {first: 3, second: 0}
-        assert log_ends(clients, f"{run_id}.ends", [Partition(*second)]) == {second: 2}  # a record, a marker
+        assert log_ends(clients, f"{run_id}.ends", [Partition(*first), Partition(*second)], 60) == {first: 3, second: 0}
+        assert log_ends(clients, f"{run_id}.ends", [Partition(*second)], 60) == {second: 2}  # a record, a marker
         producer.abort_transaction()
     finally:
         producer.close()
@@ -118,7 +118,7 @@ def test_end_offsets_excludes_open_transaction(broker: Broker, client: KafkaAdmi
 
 def test_log_ends_are_unknown_without_a_broker() -> None:
     with pytest.raises(EndsUnknown, match="Connection refused"):
-        log_ends(KafkaClients(ClientProperties.at(f"127.0.0.1:{free_port()}")), "ends", [Partition("topic", 0)])
+        log_ends(KafkaClients(ClientProperties.at(f"127.0.0.1:{free_port()}")), "ends", [Partition("topic", 0)], 60)
 
 
 def test_end_offsets_rejects_unknown_topic(client: KafkaAdminClient, run_id: str) -> None:

@@ -103,7 +103,9 @@ def seal_of_an_earlier_change_counts(patch: pytest.MonkeyPatch) -> None:
 def ends_are_those_of_any_broker(patch: pytest.MonkeyPatch) -> None:
     """Placement asks a broker for the ends of topics, which may be cut off from the others."""
 
-    def log_ends(clients: SimulatedClients, transactional_id: str, places: Iterable[Partition]) -> Mapping[Any, int]:
+    def log_ends(
+        clients: SimulatedClients, transactional_id: str, places: Iterable[Partition], transaction_timeout_s: float
+    ) -> Mapping[Any, int]:
         brokers, process = clients.connection.network.brokers, clients.connection.process.name
         return {place: brokers.log(process, Place(*place)).end for place in places}
 
