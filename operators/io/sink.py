@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 
+from infra.kafka.log_gaps import CannotResume
 from infra.kafka.session import SessionLost
 from infra.kafka.sessions import SESSIONS
 from infra.runners.liveness import LIVENESS
@@ -40,7 +41,7 @@ class ShardSink:
 
     def __init__(self, config: ShardConfig) -> None:
         self.config = config
-        self.broken: SinkBroken | None = None
+        self.broken: SinkBroken | CannotResume | None = None
         self._waiting: list[Emission] = []
         self._outputs = 0
         self._due = False
@@ -54,7 +55,10 @@ class ShardSink:
         LIVENESS.start_thread(f"sink {config.group}", self._run)
 
     def write(self, emission: Emission) -> None:
-        """Queue `emission`; it is durable after `flush`. Blocks while the queue is full. Raises SinkBroken."""
+        """Queue `emission`; it is durable after `flush`. Blocks while the queue is full.
+
+        Raises SinkBroken, and CannotResume if no retry of the role would help.
+        """
         with self._changed:
             if not self._changed.wait_for(self._has_room, self._stuck_s):
                 self._break(f"a transaction has not ended in {self._stuck_s:g} s")
@@ -78,7 +82,7 @@ class ShardSink:
         return written - before
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Return once all queued emissions are committed, or dropped with a lost session. Raises SinkBroken."""
+        """Return once all queued emissions are committed, or dropped with a lost session. Raises as `write`."""
         timeout_s = self._stuck_s if timeout_s is None else timeout_s
         with self._changed:
             if self._waiting:
@@ -107,7 +111,7 @@ class ShardSink:
 
     def _break(self, why: object) -> None:
         """Reject further emissions, and end the session: later emissions would leave a gap in its output."""
-        self.broken = SinkBroken(f"{self.config.group}: {why}")
+        self.broken = why if isinstance(why, CannotResume) else SinkBroken(f"{self.config.group}: {why}")
         session = SESSIONS.get(self.config.group)
         if session is not None and session.lost is None:
             session.lost = SessionLost(str(self.broken))
@@ -130,7 +134,7 @@ class ShardSink:
             except BaseException as error:
                 log.exception("%s: the sink is broken", self.config.group)
                 with self._changed:
-                    self._break(repr(error))
+                    self._break(error if isinstance(error, CannotResume) else repr(error))
             with self._changed:
                 self._idle = True
                 self._changed.notify_all()
@@ -157,6 +161,6 @@ def close_sinks() -> None:
     for sink in list(_SINKS.values()):
         try:
             sink.flush(max(0.0, deadline - time.monotonic()))
-        except SinkBroken as broken:
+        except (SinkBroken, CannotResume) as broken:
             log.warning("emissions were not committed; the next start produces them again: %s", broken)
         drop_sink(sink.config.group)

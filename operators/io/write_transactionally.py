@@ -11,6 +11,7 @@ from operator import attrgetter
 import apache_beam as beam
 
 from infra.clocks import wall_ms
+from infra.kafka.log_gaps import CannotResume
 from infra.runners.liveness import LIVENESS
 from infra.runners.step_metrics import TIME, WAITING, ShardCounters
 from operators.io.config import ShardConfig
@@ -45,7 +46,7 @@ class _CommitFn(beam.DoFn):
             counters.set_gauge(WAITING, sink.waiting)
             if written := sink.take_bytes():
                 counters.add("bytes", written)
-        except SinkBroken:
+        except (SinkBroken, CannotResume):
             drop_sink(element.group)  # a runner that retries in this process gets a new sink
             raise
 
@@ -54,7 +55,7 @@ class _CommitFn(beam.DoFn):
             group = self._used.pop()
             try:
                 sink_of(self._shards[group]).flush()
-            except SinkBroken:
+            except (SinkBroken, CannotResume):
                 drop_sink(group)
                 raise
 

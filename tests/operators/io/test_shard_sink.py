@@ -7,17 +7,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import cast
 
+import apache_beam as beam
 import pytest
 from scripted_sessions import CONFIG, INPUT, OUTPUT, ScriptedSession, ScriptedSessions, metric
 from waiting import until
 
 import operators.io.sink
+from infra.kafka.aborted_outputs import OutputAborted
 from infra.kafka.session import Note, SessionLost
 from infra.kafka.sessions import Sessions
 from operators.io.commits import ShardCommits
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Emission, Output, PartitionKey
 from operators.io.sink import MAX_QUIET, ShardSink, SinkBroken, close_sinks, sink_of
+from operators.io.write_transactionally import WriteTransactionally
+from pipelines.roles import is_permanent
 from schemas.codec import decode, encode
 from schemas.records import DeadLetter
 from schemas.topics import DEAD_LETTERS, METRICS
@@ -246,6 +250,23 @@ def test_broken_sink_raises_and_ends_its_session(sessions: ScriptedSessions, sin
     with pytest.raises(SinkBroken):
         sink.write(emission(2, 2))
     assert isinstance(session.lost, SessionLost)
+
+
+def test_role_ends_with_the_permanent_error_of_a_commit(sessions: ScriptedSessions) -> None:
+    """Else it would be restarted, and go on without the lost output."""
+    session = sessions.current = ScriptedSession(1, failure=OutputAborted("the output is lost"))
+    with pytest.raises(OutputAborted, match="the output is lost") as ended, beam.Pipeline() as pipeline:
+        _ = pipeline | beam.Create([emission(1, 1)]) | WriteTransactionally(CONFIG)
+    assert is_permanent(ended.value)
+    assert isinstance(session.lost, SessionLost)
+
+
+def test_close_sinks_passes_over_a_permanent_error(sessions: ScriptedSessions) -> None:
+    sessions.current = ScriptedSession(1, failure=OutputAborted("the output is lost"))
+    sink_of(CONFIG).write(emission(1, 1))
+    close_sinks()
+    assert sink_of(CONFIG).broken is None
+    close_sinks()
 
 
 def test_full_sink_blocks_the_step(
