@@ -34,13 +34,14 @@ from infra.kafka.client_patches import position_in
 from infra.kafka.clients import KafkaClients, SessionClients
 from infra.kafka.commit_progress import CommitProgress
 from infra.kafka.group_progress import GroupProgress
+from infra.kafka.input_positions import input_of_each, seek_inputs
 from infra.kafka.ledger_reader import read_committed
 from infra.kafka.log_gaps import check_position, check_topics, check_written, log_truncated, note_missing, traces_of
 from infra.kafka.note import Note, last_note, name_of, place_of
 from infra.kafka.owner_check import OwnerCheck
 from infra.kafka.present_leaders import check_present, read_bounds, write_aborted
 from infra.kafka.run_release import NOTE_HEADER
-from infra.kafka.session_config import Input, Offsets, Partition, SessionConfig
+from infra.kafka.session_config import Offsets, Partition, SessionConfig
 from infra.kafka.shard_layout import check_layout
 from schemas.codec import encode
 from schemas.records import CommitNote
@@ -75,7 +76,8 @@ class Session:
     """An open session: one thread polls, one may commit.
 
     Raises SessionLost if Kafka is unavailable, LogTruncated if records that the shard still needs are gone, NoteMissing
-    if only its note is gone, OtherLayout if the role had other shards, OldRelease if the topics are of release 0.1.0.
+    if only its note is gone, OutputAborted if outputs of its last note were aborted, OtherLayout if the role had other
+    shards, OldRelease if the topics are of release 0.1.0.
     `start` rises by one with every session of a group, in any process.
     """
 
@@ -273,7 +275,8 @@ class Session:
 
     def verify(self) -> None:
         """Every VERIFY_COMMITS commits: raise SessionLost if another note than that of the last commit is the last (a
-        transaction ended from outside, or misjudged), Fenced if a later start's is; see `check_outputs`, too.
+        transaction ended from outside, or misjudged), Fenced if a later start's is, LogTruncated if an output is gone,
+        OutputAborted.
         """
         if self.lost is not None or self.commits - self._verified < VERIFY_COMMITS:
             return
@@ -284,7 +287,10 @@ class Session:
             where = f"where start {self.start}, commit {self.noted} was committed"
             kind = Fenced if note is not None and note.start > self.start else SessionLost
             raise self._lose(kind, f"{found} is the last in {self.config.restore.topic}, {where}")
+        places = {TopicPartition(*place_of(name)): offset for name, offset in note.written.items()}
         with self._observer() as observer:
+            ends = read_bounds(observer, self._observer, self._clients, list(places), note.reached()).ends
+            check_written(self.config.group, places, ends)
             check_outputs(observer, self.config.group, note.written)
 
     def check_owner(self) -> None:
@@ -342,16 +348,16 @@ class Session:
                 self._outputs.update(note.written)
                 self._end_own_transactions([place for place in self._output_places() if place not in outputs])
                 written |= write_aborted(self._producer, config.group, ledger)
-            places = list(dict.fromkeys([*ledger, *assigned, *(TopicPartition(*p) for p in config.owned)]))
-            reached = {} if note is None else note.reached()
-            begins, ends = read_bounds(observer, self._observer, self._clients, places, reached)
-        check_present(ends, {tp: offset for tp, offset in written.items() if tp in ends})
-        ends_before = {**ends, **written}
+            places = list(dict.fromkeys([*self._output_places(), *assigned]))
+            self.note = note or Note()
+            begins, ends = read_bounds(observer, self._observer, self._clients, places, self.note.reached())
+            check_present(ends, written)
+            ends_before = {**ends, **written}
+            check_written(config.group, {tp: self.note.written.get(name_of(tp), -1) for tp in places}, ends_before)
+            check_outputs(observer, config.group, self.note.written)
         if note is None:
             self._check_first_start(traces_of(config, begins, ends, self._clients.committed(config.group)))
-        self.note = note or Note()
         self.start = self.note.start + 1
-        check_written(config.group, {tp: self.note.written.get(name_of(tp), -1) for tp in places}, ends_before)
         self.ledger_ends = {name_of(tp): ends[tp] for tp in ledger}
         floors = {tp: self.note.ledger.get(name_of(tp), 0 if note else begins[tp]) for tp in ledger}
         for tp, floor in floors.items():
@@ -364,22 +370,14 @@ class Session:
             consumer, floors, reach, self._position, self._clients.monotonic, patience_s, check, self._clients.blocking
         )
         consumer.assign(assigned)
-        for tp, source in self._inputs():
-            noted = self.note.offsets.get(name_of(tp)) if source.start == "committed" else None
-            if noted is not None and (source.newest is None or noted >= begins[tp]):
-                check_position(config.group, tp, noted, begins[tp], ends[tp])
-                consumer.seek(tp, noted)
-            elif source.start == "latest":
-                consumer.seek_to_end(tp)
-            elif source.newest is not None and ends[tp] - source.newest > begins[tp]:
-                consumer.seek(tp, ends[tp] - source.newest)
-            else:
-                consumer.seek_to_beginning(tp)
+        seek_inputs(consumer, config, self.note.offsets, begins, ends)
         positions = self.positions()
         self._begins = {Partition(*tp): begins[tp] for tp in assigned}
         self.ends = {Partition(*tp): ends[tp] for tp in assigned}
         # The new start number is committed like any state, so two starts never have the same number.
-        offsets = {Partition(*tp): positions[Partition(*tp)] for tp, i in self._inputs() if i.start == "committed"}
+        offsets = {
+            Partition(*tp): positions[Partition(*tp)] for tp, i in input_of_each(config) if i.start == "committed"
+        }
         self.commit([], offsets, {name_of(tp): floor for tp, floor in floors.items()}, self.note.state)
 
     def _check_not_own(self, record: ConsumerRecord) -> None:
@@ -395,6 +393,3 @@ class Session:
             if last_note(observer, TopicPartition(*self.config.restore), self.config.group):
                 raise SessionLost(f"{self.config.group}: a successor has committed while this session opened")
         raise note_missing(self.config.group, self.config.restore.topic, traces)
-
-    def _inputs(self) -> list[tuple[TopicPartition, Input]]:
-        return [(TopicPartition(i.topic, p), i) for i in self.config.inputs for p in i.partitions]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.session import Input, Partition, SessionConfig
+from infra.kafka.session_config import Input, Partition, SessionConfig
 from infra.runners.liveness import StepBudget
 from operators.io.elements import PartitionKey
 from schemas.topics import RESTORE, Topic, group_name

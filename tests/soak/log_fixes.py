@@ -160,8 +160,8 @@ TRANSACTIONS = (
 RESTARTS = (
     Fix(
         "a start needs no group offsets",
-        _SESSION,
-        (('noted = self.note.offsets.get(name_of(tp)) if source.start == "committed" else None', "noted = None"),),
+        "infra/kafka/input_positions.py",
+        (('offset = noted.get(name_of(tp)) if source.start == "committed" else None', "offset = None"),),
         "tests/infra/kafka/test_session.py::test_session_resumes_without_group_offsets",
     ),
     Fix(

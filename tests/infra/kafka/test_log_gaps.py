@@ -166,7 +166,9 @@ def test_check_topics_advises_after_a_refresh_under_way() -> None:
         check_topics(Refreshing(), [TopicPartition("gone", 0)])
 
 
-def test_session_that_reads_the_newest_does_not_need_older_ones(config: SessionConfig, opened: Open) -> None:
+def test_session_that_reads_the_newest_does_not_need_older_ones(
+    config: SessionConfig, opened: Open, caplog: pytest.LogCaptureFixture
+) -> None:
     """A trim does not wait for a process that may have left for good."""
     feed(config, b"a", b"b", b"c", b"d")
     newest = replace(config, inputs=(Input(source(config).topic, (0,), newest=2),))
@@ -175,6 +177,11 @@ def test_session_that_reads_the_newest_does_not_need_older_ones(config: SessionC
         opened(each).commit([], {source(config): 0}, {}, {})
     with admin_client(config.client) as admin:
         delete_records(admin, {(source(config).topic, 0): 1})
+    opened(replace(newest, group=f"{config.group}-3"))  # it has read nothing yet, so it skips nothing
     assert opened(newest).positions() == {source(config): 2}
+    assert [each.getMessage() for each in caplog.records if each.name == "infra.kafka.input_positions"] == [
+        f"{config.group}: offsets 0 to 1 of {source(config).topic}, partition 0, are skipped: the log begins at 1, and "
+        "the newest suffice"
+    ]
     with pytest.raises(LogTruncated):
         opened(others)

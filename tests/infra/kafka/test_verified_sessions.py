@@ -1,25 +1,29 @@
-"""What a shard finds when it compares its last commit with the log, while it runs."""
+"""What a shard finds when it compares its last commit with the log, while it runs and when it starts."""
 
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
-from kafka import KafkaProducer
+from kafka import KafkaProducer, TopicPartition
 from kafka.errors import KafkaTimeoutError
-from shard_sessions import Open, record, write_note
+from shard_sessions import Open, named, record, write_note
 
 from infra.kafka import owner_check
-from infra.kafka.aborted_outputs import OutputAborted
+from infra.kafka.aborted_outputs import OutputAborted, check_outputs
+from infra.kafka.admin import TopicSpec, admin_client, create_topics, delete_topics
 from infra.kafka.log_gaps import LogTruncated
 from infra.kafka.note import Note
-from infra.kafka.session import Fenced, SessionLost
+from infra.kafka.session import Fenced, Outgoing, Session, SessionLost
 from infra.kafka.session_config import SessionConfig
 
 
 @pytest.fixture(autouse=True)
 def _at_each_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the only broker answers: another one, which might know later ends, is not waited for."""
     monkeypatch.setattr("infra.kafka.session.VERIFY_COMMITS", 1)
+    monkeypatch.setattr("infra.kafka.present_leaders.LEADER_S", 0.0)
 
 
 def test_verify_raises_when_commit_is_not_in_log(config: SessionConfig, opened: Open) -> None:
@@ -31,20 +35,62 @@ def test_verify_raises_when_commit_is_not_in_log(config: SessionConfig, opened: 
         session.verify()
 
 
-def test_verify_raises_when_an_output_was_aborted(config: SessionConfig, opened: Open) -> None:
-    """As if another program had ended the session's transaction in the partition of an output alone."""
-    session = opened(config)
-    place = session.commit([record(config, b"A")], {}, {}, {})
-    session.verify()
+def lose_an_output(config: SessionConfig, session: Session) -> int:
+    """As if another program had ended the session's transaction in the partition of an output alone: its offset."""
     with closing(KafkaProducer(**config.client.producer(transactional_id=f"{config.group}-other"))) as other:
         other.init_transactions()
         other.begin_transaction()
         aborted = other.send(config.ledger[0].topic, b"B", partition=0).get(10)
         other.abort_transaction()
-    session._written[next(iter(place))] = aborted.offset
+    session._written[named(config.ledger[0])] = aborted.offset
     session.commit([], {}, {}, {})
-    with pytest.raises(OutputAborted, match=f"output at offset {aborted.offset} of .*, partition 0, was aborted"):
+    return int(aborted.offset)
+
+
+def test_verify_raises_when_an_output_was_aborted(config: SessionConfig, opened: Open) -> None:
+    session = opened(config)
+    session.commit([record(config, b"A")], {}, {}, {})
+    session.verify()
+    aborted = lose_an_output(config, session)
+    with pytest.raises(OutputAborted, match=f"output at offset {aborted} of .*, partition 0, was aborted"):
         session.verify()
+
+
+@pytest.mark.parametrize("is_ledger", [True, False])
+def test_start_raises_when_an_output_was_aborted(config: SessionConfig, opened: Open, is_ledger: bool) -> None:
+    """And so does the next one: nothing is committed before."""
+    lose_an_output(config, opened(config))
+    again = config if is_ledger else replace(config, ledger=())
+    for _ in range(2):
+        with pytest.raises(OutputAborted, match=r"output at offset 0 of .*, partition 0, was aborted"):
+            opened(again)
+
+
+def test_start_raises_when_an_output_is_gone(config: SessionConfig, opened: Open) -> None:
+    """The topic is not its own, and no ledger."""
+    config = replace(config, ledger=())
+    session, topic = opened(config), f"{config.group}-out"
+    session.commit([Outgoing(topic, 0, None, b"A", [])], {}, {}, {})
+    session.close()
+    with admin_client(config.client) as admin:
+        delete_topics(admin, topic)
+        create_topics(admin, [TopicSpec(topic, 1)])
+    with pytest.raises(LogTruncated, match=f"{topic}:0 ends at 0, before its own output at 0"):
+        opened(config)
+
+
+def test_outputs_are_checked_without_what_follows_them(config: SessionConfig, opened: Open) -> None:
+    """Else a start would take longer, the longer a run lasts: one request returns a part of so large a log alone."""
+    session, place = opened(config), config.ledger[0]
+    session.commit([record(config, b"A"), record(config, b"B")], {}, {}, {})
+    with closing(KafkaProducer(**config.client.producer())) as other:
+        for _ in range(4000):
+            other.send(place.topic, b"x" * 1000)
+    with session._observer() as observer:
+        (end,) = observer.end_offsets([TopicPartition(*place)]).values()
+        check_outputs(observer, config.group, {named(place): 1})
+        assert end > 4000
+        assert observer.position(TopicPartition(*place)) < end / 2
 
 
 def test_verify_raises_when_the_note_is_overwritten(config: SessionConfig, opened: Open) -> None:

@@ -80,15 +80,9 @@ FOUND = {
         (Fault(5.0, "pause", "experience-1", 4.5, 5), Fault(9.0, "reshard_run", "experience", 2.0, 0)),
     ),
     "placement_decides_before_it_has_caught_up": SimulatedHistory(
-        252,
+        12,
         "repack",
-        (
-            Fault(0.872, "replace", "experience", 13.435, 2),
-            Fault(8.075, "pause", "rollout-1", 18.416, 7),
-            Fault(9.628, "replace", "placement", 0.243, 0),
-            Fault(9.643, "kill", "trainer", 13.034, 3),
-            Fault(9.732, "requests", "placement", 8.505, 11),
-        ),
+        (Fault(8.308, "pause", "rollout-1", 18.416, 7), Fault(9.35, "replace", "placement", 0.243, 0)),
     ),
 }
 """Histories that find rare defects: EndTxn is late and Produce slow, by the number of the fault; an owner is lost
