@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
+import logging
+
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic
 from infra.kafka.topic_reader import StoredRecord, read_rows, read_topic
 from schemas.codec import encode
 from schemas.records import RunRelease
-from schemas.release import NEWEST, RELEASE, is_release, write_for
+from schemas.release import NEWEST, RELEASE, is_release, release_numbers, write_for
 from schemas.topics import RESTORE, RUN_RELEASE, SCHEMAS
 
 NOTE_HEADER = "laminar-release", RELEASE.encode()
 """The header of commit notes that says which release a role has; 0.2.0 wrote none."""
 DELIVER_S = 60.0
 
+log = logging.getLogger(__name__)
+
 
 def read_release(client: ClientProperties, run: str) -> str | None:
-    """The release of `run`; None if none is recorded, as before 0.3.0."""
+    """The release of `run`; None if none is recorded, as before 0.3.0.
+
+    One newer than this release counts once a role of it has committed: only then may its records be there. Any program
+    that may write to the topic could else keep all roles from starting.
+    """
+    topic = SCHEMAS.name(run)
     try:
-        found = [row.release for row in read_rows(client, SCHEMAS.name(run), RunRelease) if is_release(row.release)]
+        found = [row.release for row in read_rows(client, topic, RunRelease) if is_release(row.release)]
+        newer = {each for each in found if release_numbers(each) > release_numbers(NEWEST)}
+        committed = _newest_committed(client, run) if newer else ()
     except UnknownTopic:
         return None
-    return found[-1] if found else None
+    ignored = {each for each in newer if release_numbers(each) > committed}
+    for each in sorted(ignored):
+        log.warning("release %s in %s is ignored: no role of it has committed in this run", each, topic)
+    counted = [each for each in found if each not in ignored]
+    return counted[-1] if counted else None
+
+
+def _newest_committed(client: ClientProperties, run: str) -> tuple[int, ...]:
+    """The newest release of which a role has committed, in numbers; () if there is none."""
+    releases = (release_of(note).partition(".dev")[0] for note in last_notes(client, run).values())
+    return max((release_numbers(each) for each in releases if is_release(each)), default=())
 
 
 def record_release(client: ClientProperties, run: str, release: str) -> None:

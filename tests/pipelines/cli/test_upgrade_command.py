@@ -22,7 +22,7 @@ from pipelines.run.topics import make_topics, settings_of
 from pipelines.run.upgrade import refuse_new_role, upgrade_resumed
 from schemas.codec import encode
 from schemas.records import RunRelease
-from schemas.release import FIRST, NEWEST, NewerRelease, NotInRelease, write_for, written_release
+from schemas.release import FIRST, NEWEST, RELEASE, NewerRelease, NotInRelease, write_for, written_release
 from schemas.topics import RESTORE, RUN_RELEASE, SCHEMAS, group_name
 
 LATER = "9.0.0"
@@ -36,11 +36,16 @@ def config(broker: Broker, run_id: str) -> Iterator[Config]:
 
 @pytest.fixture
 def commit(config: Config, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sessions]:
-    """Starts a role, which commits its note; of the first release, which wrote no header, unless `newest`."""
+    """Starts a role, which commits its note; of the first release, which wrote no header, unless `newest`.
 
-    def start(role: str, shard: int = 0, *, newest: bool) -> Sessions:
+    `header` is the release in its note then.
+    """
+
+    def start(role: str, shard: int = 0, *, newest: bool, header: str = RELEASE) -> Sessions:
         client, run = config.kafka.client(), config.run.name
-        monkeypatch.setattr(session, "NOTE_HEADER", run_release.NOTE_HEADER if newest else ("other", b""))
+        monkeypatch.setattr(
+            session, "NOTE_HEADER", (run_release.NOTE_HEADER[0], header.encode()) if newest else ("other", b"")
+        )
         sessions = Sessions()
         group = group_name(run, role, shard)
         sessions.open(SessionConfig(client, group, (), Partition(RESTORE.name(run), 0)))
@@ -111,11 +116,27 @@ def test_resume_upgrades_a_run_of_this_machine_alone(begun: Config, commit: Call
 
 def test_role_of_a_later_release_is_refused(config: Config, commit: Callable[..., Sessions]) -> None:
     make_topics(config)
+    commit("placement", newest=True, header=f"{LATER}.dev3")
     record_release(config.kafka.client(), config.run.name, LATER)
     with pytest.raises(NewerRelease, match=rf"upgraded to release {LATER}, .*install"):
         commit("score", newest=True)
     with pytest.raises(NewerRelease, match="already"):
         upgrade(config)
+
+
+def test_later_release_of_no_role_is_ignored(
+    config: Config, commit: Callable[..., Sessions], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another program wrote it."""
+    client, run, notes = config.kafka.client(), config.run.name, list[str]()
+    make_topics(config)
+    commit("placement", newest=True)
+    record_release(client, run, LATER)
+    commit("score", newest=True)
+    assert f"release {LATER} in {SCHEMAS.name(run)} is ignored: no role of it has committed in this run" in caplog.text
+    assert (written_release(), read_release(client, run)) == (NEWEST, NEWEST)
+    upgrade_resumed(config, notes.append)
+    assert (upgrade(config).exit_code, notes) == (0, [])
 
 
 def test_agents_wait_for_the_upgrade(begun: Config) -> None:
