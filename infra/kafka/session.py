@@ -181,8 +181,8 @@ class Session:
         return {Partition(*tp): self._consumer.highwater(tp) for tp in self._assigned}
 
     def seek(self, offsets: Offsets) -> None:
-        """Read on from `offsets` instead of the committed ones. Raises LogTruncated."""
-        for partition, offset in offsets.items():
+        """Read on from `offsets` instead of the committed ones. Raises LogTruncated, also if it has lost others."""
+        for partition, offset in {**self._lost_offsets, **offsets}.items():
             place = TopicPartition(*partition)
             check_position(self.config.group, place, offset, self._begins[partition], self.ends[partition])
             self._consumer.seek(place, offset)
@@ -370,8 +370,12 @@ class Session:
             consumer, floors, reach, self._position, self._clients.monotonic, patience_s, check, self._clients.blocking
         )
         consumer.assign(assigned)
-        seek_inputs(consumer, config, self.note.offsets, begins, ends)
-        positions = self.positions()
+        lost = seek_inputs(consumer, config, self.note.offsets, begins, ends)
+        self._lost_offsets = lost.sought
+        if lost.skipped:
+            kept = {name: value for name, value in self.note.state.items() if name not in config.of_newest}
+            self.note = replace(self.note, state=kept)
+        positions = {**self.positions(), **lost.sought}
         self._begins = {Partition(*tp): begins[tp] for tp in assigned}
         self.ends = {Partition(*tp): ends[tp] for tp in assigned}
         # The new start number is committed like any state, so two starts never have the same number.

@@ -24,13 +24,15 @@ class Input:
     """A topic to read, from the committed offset, the earliest one, or the present end.
 
     Without a committed offset it is read from its beginning, or only the `newest` offsets of each partition; with
-    `newest` also where the log begins after that offset.
+    `newest` also where the log begins after that offset. With `sought` the log may begin after it, too: `Session.seek`
+    says where reading begins.
     """
 
     topic: str
     partitions: tuple[int, ...]
     start: Literal["committed", "earliest", "latest"] = "committed"
     newest: int | None = None
+    sought: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class SessionConfig:
     if it finds such records, a trimmed ledger, or committed offsets of its group. An open transaction of a dead process
     blocks read_committed readers for at most `transaction_timeout_s` seconds, and no transaction may take longer.
     `shards` is the number of the role's shards, where it may change; a session that `retires` its shard seals the note,
-    see `resharding`.
+    see `resharding`. The entries `of_newest` of the state are about records before those that are read next: a start
+    that skips records of an input with `newest` has none.
     """
 
     client: ClientProperties
@@ -56,6 +59,7 @@ class SessionConfig:
     transaction_timeout_s: float = 60.0
     shards: int = 1
     retires: bool = False
+    of_newest: tuple[str, ...] = ()
 
     def has_written(self, key: bytes | None) -> bool:
         """Whether a record with `key` of its ledger is its own."""

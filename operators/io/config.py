@@ -10,6 +10,7 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.session_config import Input, Partition, SessionConfig
 from infra.runners.liveness import StepBudget
 from operators.io.elements import PartitionKey
+from operators.io.validation import NEWEST_MANIFEST
 from schemas.topics import RESTORE, Topic, group_name
 
 
@@ -92,13 +93,17 @@ class ShardConfig:
         return SessionConfig(
             client=self.client,
             group=self.group,
-            inputs=tuple(Input(r.topic.name(self.run), r.partitions, r.start, r.newest) for r in self.inputs),
+            inputs=tuple(
+                Input(r.topic.name(self.run), r.partitions, r.start, r.newest, self.start_positions is not None)
+                for r in self.inputs
+            ),
             restore=Partition(RESTORE.name(self.run), 0),
             ledger=self._partitions(self.ledger),
             owned=self._partitions(self.owned),
             ledger_keys=self.ledger_keys.encode(),
             transaction_timeout_s=self.transaction_timeout_s,
             shards=self.shards,
+            of_newest=(NEWEST_MANIFEST,),
         )
 
     def _partitions(self, topics: tuple[tuple[Topic, tuple[int, ...]], ...]) -> tuple[Partition, ...]:

@@ -166,6 +166,23 @@ def test_check_topics_advises_after_a_refresh_under_way() -> None:
         check_topics(Refreshing(), [TopicPartition("gone", 0)])
 
 
+def test_noted_offset_may_be_lost_if_another_is_sought(config: SessionConfig, opened: Open) -> None:
+    """A rank that comes back after a trim reads from its checkpoint on; without one it needs what it had not read."""
+    feed(config, b"a", b"b", b"c")
+    ranked = replace(config, inputs=(Input(source(config).topic, (0,), sought=True),))
+    opened(ranked).commit([], {source(config): 1}, {}, {})
+    with admin_client(config.client) as admin:
+        delete_records(admin, {(source(config).topic, 0): 2})
+    for _ in range(2):  # a start that fails does not hide it from the next
+        with pytest.raises(LogTruncated, match="begins at offset 2, after 1"):
+            opened(ranked).seek({})
+    session = opened(ranked)
+    session.seek({source(config): 2})
+    assert polled(session, 1) == [b"c"]
+    with pytest.raises(LogTruncated):
+        opened(config)
+
+
 def test_session_that_reads_the_newest_does_not_need_older_ones(
     config: SessionConfig, opened: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -173,12 +190,15 @@ def test_session_that_reads_the_newest_does_not_need_older_ones(
     feed(config, b"a", b"b", b"c", b"d")
     newest = replace(config, inputs=(Input(source(config).topic, (0,), newest=2),))
     others = replace(config, group=f"{config.group}-2")
+    newest, state = replace(newest, of_newest=("newest_manifest",)), {"mark": 7, "newest_manifest": [1, 0]}
     for each in (newest, others):
-        opened(each).commit([], {source(config): 0}, {}, {})
+        opened(each).commit([], {source(config): 0}, {}, state)
     with admin_client(config.client) as admin:
         delete_records(admin, {(source(config).topic, 0): 1})
     opened(replace(newest, group=f"{config.group}-3"))  # it has read nothing yet, so it skips nothing
-    assert opened(newest).positions() == {source(config): 2}
+    returned = opened(newest)
+    assert (returned.positions(), returned.note.state) == ({source(config): 2}, {"mark": 7})
+    assert opened(newest).note.state == {"mark": 7}, "it is committed so"
     assert [each.getMessage() for each in caplog.records if each.name == "infra.kafka.input_positions"] == [
         f"{config.group}: offsets 0 to 1 of {source(config).topic}, partition 0, are skipped: the log begins at 1, and "
         "the newest suffice"
