@@ -61,7 +61,8 @@ def memory(
     """Compute the memory that a trainer rank needs for a model, by purpose, in 10^9 bytes.
 
     Only the model's config and the headers of its weight files are read. Without CONFIG the table has the set-ups of
-    docs/training.md: nodes of 8 GPUs of 80 GB, bfloat16, gradient checkpointing, 16,384 tokens a micro-batch.
+    docs/training.md: nodes of 8 GPUs of 80 GB, bfloat16, gradient checkpointing, 16,384 tokens a micro-batch. A second
+    table has what a GPU of their rollouts needs.
 
     \b
     Examples:
@@ -69,11 +70,11 @@ def memory(
       laminar train memory config.toml --model models/Qwen2.5-7B --set trainer.ranks=4
       laminar train memory --json | jq .rows
     """
-    rows = _target_rows() if config is None else [_model_row(config, model, changes or [])]
-    shown = [
-        {name: f"{value:.1f}" if isinstance(value, float) else value for name, value in row.items()} for row in rows
-    ]
-    return Report({"rows": rows}, lambda: table(shown, tuple(rows[0])), as_json=json)
+    if config is not None:
+        rows = [_model_row(config, model, changes or [])]
+        return Report({"rows": rows}, lambda: _memory_table(rows), as_json=json)
+    data = _target_rows()
+    return Report(data, lambda: _memory_tables(data), as_json=json)
 
 
 @app.command()
@@ -257,15 +258,33 @@ def _short(value: float | None) -> float | None:
 
 
 GB = 10**9
+TITLES = {"rows": "a rank of the trainer", "rollouts": "a GPU of a rollout, beside vLLM's activations"}
 
 
-def _target_rows() -> list[dict[str, Any]]:
+def _target_rows() -> dict[str, list[dict[str, Any]]]:
+    """The rows of the set-ups' ranks, and of their rollouts."""
     from operators.trainer.memory_plan import TARGETS
+    from pipelines.setups import rollout_row
 
-    return [
+    ranks = [
         {"model": each.model, "nodes": each.nodes, "ranks": each.ranks, **_gigabytes(each.plan().parts)}
         for each in TARGETS
     ]
+    return {"rows": ranks, "rollouts": [rollout_row(each) for each in TARGETS]}
+
+
+def _memory_tables(data: dict[str, list[dict[str, Any]]]) -> Any:
+    from rich.console import Group
+
+    ranks, rollouts = (_memory_table(data[name], title) for name, title in TITLES.items())
+    return Group(ranks, "", rollouts)
+
+
+def _memory_table(rows: list[dict[str, Any]], title: str = "") -> Any:
+    shown = [
+        {name: f"{value:.1f}" if isinstance(value, float) else value for name, value in row.items()} for row in rows
+    ]
+    return table(shown, tuple(rows[0]), title)
 
 
 def _model_row(file: Path, model: Path | None, changes: list[str]) -> dict[str, Any]:

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from infra.models.sizes import kv_values
-from operators.rollout.replica_memory import ReplicaMemory
 from operators.trainer.memory_plan import TARGETS, Target, plan_rank, shape_of_config
 from pipelines.config import load_config
 from pipelines.run.preflight import gpu_problems
 from pipelines.sequence_lengths import longest_sequence
+from pipelines.setups import rollout_row
 
 ROOT = Path(__file__).parents[2]
 SETUPS = sorted((ROOT / "examples" / "setups").glob("*.toml"))
@@ -41,11 +40,11 @@ def test_setup_divides_the_gpus_and_fits_their_memory(target: Target) -> None:
     assert sorted(used) == list(visible)
     assert config.placement.max_replicas >= rollout.total_replicas
 
-    memory = ReplicaMemory(shape.parameters, kv_values(target.config), rollout.weights_dtype)
-    needed = memory.weights + memory.kv(rollout.most_slots * config.context)
+    row = rollout_row(target)
+    shown = (row["gpus"], row["slots"], row["context"], "bfloat16")
+    assert shown == (rollout.tensor_parallel, rollout.most_slots, config.context, rollout.weights_dtype)
     usable = float(rollout.vllm["gpu_memory_utilization"]) * GPU_BYTES - 4 * 10**9  # vLLM's activations
-    assert needed / rollout.tensor_parallel < usable
-    tokens = f"{rollout.most_slots} × {config.context}"
-    sizes = [each / rollout.tensor_parallel / 10**9 for each in (memory.weights, needed - memory.weights, needed)]
-    cells = [target.model, str(rollout.tensor_parallel), tokens, *(f"{size:.1f}" for size in sizes)]
+    assert float(row["total"]) * 10**9 < usable
+    sizes = [f"{row[name]:.1f}" for name in ("weights", "kv", "total")]
+    cells = [target.model, str(row["gpus"]), f"{row['slots']} × {row['context']}", *sizes]
     assert f"| {' | '.join(cells)} |" in (ROOT / "docs" / "training.md").read_text().splitlines()

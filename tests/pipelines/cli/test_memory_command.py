@@ -34,6 +34,16 @@ def test_train_memory_prints_the_documented_set_ups(capsys: pytest.CaptureFixtur
     assert [row["total"] for row in rows] == pytest.approx([target.plan().total / 1e9 for target in TARGETS])
 
 
+def test_train_memory_prints_the_rollouts_of_the_set_ups(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "memory"])
+    assert not ended.value.code
+    rollouts = capsys.readouterr().out.partition("a GPU of a rollout")[2]
+    lines = [line.split() for line in rollouts.splitlines()]
+    assert ["MODEL", "GPUS", "SLOTS", "CONTEXT", "WEIGHTS", "KV", "TOTAL"] in lines
+    assert ["Qwen2.5-72B", "4", "40", "8192", "36.4", "26.8", "63.2"] in lines
+
+
 def test_train_memory_of_a_configuration_divides_a_copy(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     model, file = save_tiny_model(tmp_path / "model"), tmp_path / "run.toml"
     file.write_text(CONFIG.format(model=model))
