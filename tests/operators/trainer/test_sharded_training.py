@@ -52,6 +52,7 @@ NOT_PLANNED = 56 * _MIB
 SMALL = {"hidden_size": 256, "intermediate_size": 896, "num_hidden_layers": 16, "vocab_size": 2048}
 """15 M parameters: with all of them a rank of four would exceed its bound nearly twice."""
 RANKS = (1, 4)
+RESTORING = (2, 8)
 
 
 def save_model(folder: Path, shape: dict[str, int]) -> tuple[int, int]:
@@ -105,14 +106,14 @@ def check_plan(results: Results, model: Path, config: LearnerConfig = LEARNER) -
 @dataclass(frozen=True)
 class Measured:
     """The model, its parameters and those of its largest layer, and the results: by number of ranks, of four ranks with
-    a critic and a reference, and of a restoration.
+    a critic and a reference, and by number of ranks that restored what four wrote.
     """
 
     model: Path
     sizes: tuple[int, int]
     runs: dict[int, Results]
     critic: Results
-    restored_by_two: Results
+    restored: dict[int, Results]
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +121,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     folder = tmp_path_factory.mktemp("sharded")
     sizes = save_model(folder / "model", SMALL)
     jobs = [f"run-{ranks}:{ranks}" for ranks in RANKS]
-    *runs, critic, restored = run_ranks(folder, *jobs, "critic:4:critic", f"restored:2:run-{RANKS[-1]}")
-    return Measured(folder / "model", sizes, dict(zip(RANKS, runs, strict=True)), critic, restored)
+    jobs += ["critic:4:critic", *(f"restored-{ranks}:{ranks}:run-4" for ranks in RESTORING)]
+    one, four, critic, *restored = run_ranks(folder, *jobs)
+    return Measured(folder / "model", sizes, {1: one, 4: four}, critic, dict(zip(RESTORING, restored, strict=True)))
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -164,6 +166,7 @@ def test_stopped_ranks_keep_a_checkpoint_of_the_same_version(measured: Measured,
     assert [result["kept"] for result in results] == [["1.1", "1.2"]] * ranks
 
 
-def test_checkpoint_of_four_ranks_is_restored_by_two(measured: Measured) -> None:
-    for result in measured.restored_by_two:
+@pytest.mark.parametrize("ranks", RESTORING)
+def test_checkpoint_of_four_ranks_is_restored_by_others(measured: Measured, ranks: int) -> None:
+    for result in measured.restored[ranks]:
         assert result["restored"] == measured.runs[4][0]["saved"]
