@@ -165,8 +165,7 @@ def topic(
     """Write a topic's rows to DIR: all that exist when the command starts, or with --follow until it is stopped.
 
     DIR holds all state: the same command continues where the export ends, also after a kill. The first command fixes
-    the start of the export. Pass Beam's own options after `--`. Of a stopped run of this machine the files of its log
-    are read, without Beam and Kafka.
+    its start. Beam's own options follow `--`. Of a run that has stopped here the files of its log are read.
 
     \b
     Examples:
@@ -308,7 +307,7 @@ def _run_pipeline(
 ) -> None:
     from infra.runners.role_logging import configure_logging
     from infra.runners.run import run_pipeline
-    from operators.export.export_topic import export_stored
+    from operators.export.export_topic import StartPositions, export_stored
     from operators.export.folder import ExportError
     from operators.io.shards import close_shards
     from pipelines.export import build
@@ -316,6 +315,7 @@ def _run_pipeline(
     configure_logging()
     with _stopped_with_the_run(address) as log_of_ended:
         try:
+            StartPositions(config, connection.client)()  # what the topic lacks is found at once
             run_pipeline(lambda pipeline: build(pipeline, config, connection.client), runner, options, close_shards)
         except RuntimeError as error:
             if log_of_ended() is None:
