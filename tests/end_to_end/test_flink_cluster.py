@@ -180,6 +180,7 @@ def configured(folder: Path, name: str, servers: str, goal: int) -> Config:
         "score": {**EMULATED["score"], **shards},
         "experience": {**EMULATED["experience"], **shards},
         "trainer": {**EMULATED["trainer"], "optimizer_steps": goal},
+        "relay": {"store": str(folder / f"{name}-store")},
     }
     file = folder / f"{name}.toml"
     file.write_text(tomli_w.dumps({**EMULATED, **settings}))
