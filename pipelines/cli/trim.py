@@ -34,7 +34,7 @@ def trim_command(
     ignore: Annotated[
         list[str] | None,
         typer.Option(
-            "--ignore-group", metavar="GROUP", help="A consumer group, as of an export, that will not read again."
+            "--ignore-group", metavar="GROUP", help="A group, as of an export or a gateway, that will not read again."
         ),
     ] = None,
     execute: Annotated[bool, typer.Option("--execute", help="Delete the records; without it, a dry run.")] = False,
@@ -44,8 +44,9 @@ def trim_command(
 ) -> Report:
     """Delete the oldest records of a run's log, up to a version that has a checkpoint. Dry run unless --execute.
 
-    Only records of settled trajectories that no restart, export or consumer group needs are deleted. An export retains
-    what it has not read, also if it will not run again: then give --ignore-group its group, from the column limited_by.
+    Only records of settled trajectories that no restart, export or consumer group needs are deleted. Exports,
+    gateways and agents retain what they have not read, also if they will not run again: then give --ignore-group the
+    group, from the column limited_by.
     A trim point with counts and hashes is written first, and the checkpoint kept in trim-points/ in the run's folder.
     Audit, replay and lineage then begin at the trim point; the audit's counts do not change. The run may keep running.
     Exits with 1 if the audit fails. Kafka frees disk space by whole segments (segment.bytes, by default 1 GiB): a small

@@ -46,6 +46,9 @@ LEFT_MANIFESTS = 4096
 """How many of the newest manifests a trim leaves, at least, to rollouts and relays that have not read them. One that is
 further behind has left, mostly for good; if it comes back it begins with the newest ones, like a new one."""
 
+MAY_LEAVE = ("gateway", "agents")
+"""Roles whose number of processes may change: a person says which have left for good."""
+
 RetainReason = Callable[[Any], str | None]
 """Why a record and all after it are retained; None: it may be deleted."""
 
@@ -130,7 +133,7 @@ class LogPartition(NamedTuple):
 
 
 class UnknownGroup(ValueError):
-    """No program other than the run's roles reads as this consumer group."""
+    """No program other than the run's roles, and none of MAY_LEAVE, reads as this consumer group."""
 
 
 class Need(NamedTuple):
@@ -156,8 +159,8 @@ class Needs:
 def needs_of(client: ClientProperties, run: str, ignored: Collection[str] = ()) -> Needs:
     """The offsets in the commit notes of `run`'s roles and exports, and those that other groups have committed.
 
-    `ignored`: groups of exports and other programs that will not read again. Raises UnknownGroup for one of a role, or
-    that does not exist.
+    `ignored`: groups of exports, other programs, gateways and agents that will not read again. Raises UnknownGroup for
+    one of another role, or that does not exist.
     """
     prefix = run_prefix(run)
     lowest: dict[LogPartition, Need] = {}
@@ -172,7 +175,8 @@ def needs_of(client: ClientProperties, run: str, ignored: Collection[str] = ()) 
         every = committed_notes(client, RESTORE.name(run))
         notes = present_notes(every)
         manifests = sum(end_offsets(admin, [RELAY.name(run)]).values())
-        others = {group for group in {*groups, *notes} if _pipeline(group, prefix) not in ALL_PIPELINES}
+        staying = set(ALL_PIPELINES).difference(MAY_LEAVE)
+        others = {group for group in {*groups, *notes} if _pipeline(group, prefix) not in staying}
         if wrong := sorted(set(ignored) - others):
             known = f"the others are {', '.join(sorted(others))}" if others else "it has no other"
             raise UnknownGroup(f"run {run} has no group {wrong[0]} beside those of its roles; {known}")

@@ -5,6 +5,7 @@ environment that its manifest gives it, to a passed audit.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 import tomli_w
@@ -26,6 +28,7 @@ from pods import ROOT, Cluster, Container, Pod, until_all
 
 from infra.certificates import write_relay_files
 from infra.deploy.kubernetes.pods import USER
+from infra.deploy.plan import METRICS_PORT
 from infra.kafka.topic_reader import read_topic
 from infra.store.names import default_root, version_of
 from infra.store.ownership import open_folder
@@ -38,6 +41,7 @@ NODES = ("n1", "n2")
 START_S = 400.0
 SETTINGS: dict[str, Any] = {
     **SMALL,
+    "run": {**SMALL["run"], "audit_every_s": 5.0},
     "trainer": {"optimizer_steps": 1000, "checkpoint_every": 2},
     "evaluation": {"every": 1},
 }
@@ -98,6 +102,10 @@ class Deployed:
         client, host = self._brokers.client, self._network.hosts["kafka"]
         return within(host, lambda: [row for each in read_topic(client, topic.name(self.run)) for row in each.rows])
 
+    def on_another_host(self, work: Callable[[], str]) -> str:
+        """The result of `work` on Kafka's machine."""
+        return within(self._network.hosts["kafka"], work)
+
     def laminar(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run `laminar` on Kafka's machine."""
         address = f"{self._network.hosts['kafka'].address}:9092"
@@ -151,9 +159,9 @@ def test_deployed_example_runs_to_a_passed_audit(deployed: Deployed) -> None:
     assert topics.wait(START_S) == 0, topics.log.read_text()
 
     roles = [each for each in deployed.containers() if each is not topics and "metrics" not in each.name]
-    (late,) = deployed.containers("-rollout-1")
+    (late,), (metrics,) = deployed.containers("-rollout-1"), deployed.containers("-metrics")
     first = [each for each in roles if each is not late]
-    for each in first:
+    for each in (*first, metrics):
         each.start()
     until_all(first, "readinessProbe", START_S)
     _until(lambda: _versions(deployed) > 1, first)
@@ -163,10 +171,11 @@ def test_deployed_example_runs_to_a_passed_audit(deployed: Deployed) -> None:
 
     _until(lambda: _versions(deployed) > STEPS and _generating(deployed) == {0, 1}, roles)
     _check_the_tier(deployed)
+    _until(lambda: _exported(deployed, "laminar_audit_passed") == 1.0, [*roles, metrics])
 
-    for each in roles:
+    for each in (*roles, metrics):
         each.send(signal.SIGTERM)
-    for each in roles:
+    for each in (*roles, metrics):
         assert each.wait(90) == 0, f"{each.name}:\n{each.log.read_text()[-3000:]}"
     assert deployed.rows(DEAD_LETTERS) == []
     audit = deployed.laminar("runs", "audit", "--run", deployed.run)
@@ -189,6 +198,22 @@ def _versions(deployed: Deployed) -> int:
 def _generating(deployed: Deployed) -> set[int]:
     """The replicas that have finished a trajectory."""
     return {row.replica for row in deployed.rows(TRAJECTORIES) if isinstance(row, Trajectory)}
+
+
+def _exported(deployed: Deployed, name: str) -> float | None:
+    """The value of a metric that the exporter's pod serves to other machines; None before the first."""
+    (pod,) = (each for each in deployed.pods if "-metrics" in each.name)
+
+    def read() -> str:
+        with urlopen(f"http://{pod.host.address}:{METRICS_PORT}/metrics", timeout=30) as reply:
+            text: str = reply.read().decode()
+            return text
+
+    try:
+        found = re.search(rf"^{name}{{.*}} (\S+)$", deployed.on_another_host(read), re.MULTILINE)
+    except OSError:
+        return None
+    return None if found is None else float(found[1])
 
 
 def _check_the_tier(deployed: Deployed) -> None:
