@@ -222,7 +222,8 @@ def test_rank_with_other_weights_than_rank_0_does_not_register(tmp_path: Path) -
     """Of the same names and shapes: together they would train a mixture."""
     models = [save_tiny_model(tmp_path / name, seed=seed) for seed, name in enumerate(("first", "second"))]
     addresses = AddressFile(tmp_path / "ranks.json")
-    start = partial(start_rank_training, TrainingConfig(ranks=2), checkpoints=tmp_path, divisions=1, epoch=1)
+    begun = partial(start_rank_training, TrainingConfig(ranks=2), checkpoints=tmp_path, notes=NO_NOTES)
+    start = partial(begun, divisions=1, epoch=1)
     with ThreadPoolExecutor() as threads:
         zero = threads.submit(start, model=models[0], rank=0, addresses=addresses)
         places = r"rank 1 has other weights in .*second on machine .* than rank 0 in .*first on machine"
