@@ -175,7 +175,8 @@ def test_deployed_example_runs_to_a_passed_audit(deployed: Deployed) -> None:
 
     for each in (*roles, metrics):
         each.send(signal.SIGTERM)
-    for each in (*roles, metrics):
+    assert metrics.wait(90) == 128 + signal.SIGTERM
+    for each in roles:
         assert each.wait(90) == 0, f"{each.name}:\n{each.log.read_text()[-3000:]}"
     assert deployed.rows(DEAD_LETTERS) == []
     audit = deployed.laminar("runs", "audit", "--run", deployed.run)
