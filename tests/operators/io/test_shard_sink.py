@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import apache_beam as beam
@@ -252,10 +254,13 @@ def test_broken_sink_raises_and_ends_its_session(sessions: ScriptedSessions, sin
     assert isinstance(session.lost, SessionLost)
 
 
-def test_role_ends_with_the_permanent_error_of_a_commit(sessions: ScriptedSessions) -> None:
+def test_role_ends_with_the_permanent_error_of_a_commit(
+    sessions: ScriptedSessions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else it would be restarted, and go on without the lost output."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # Beam leaves folders
     session = sessions.current = ScriptedSession(1, failure=OutputAborted("the output is lost"))
-    with pytest.raises(OutputAborted, match="the output is lost") as ended, beam.Pipeline() as pipeline:
+    with pytest.raises(OutputAborted, match="the output is lost") as ended, beam.Pipeline("FnApiRunner") as pipeline:
         _ = pipeline | beam.Create([emission(1, 1)]) | WriteTransactionally(CONFIG)
     assert is_permanent(ended.value)
     assert isinstance(session.lost, SessionLost)
