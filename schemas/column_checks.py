@@ -15,8 +15,8 @@ FEW_VALUES = 64
 
 @dataclass(frozen=True, slots=True)
 class ColumnCheck:
-    """What is checked of a column: nulls if it is `required`, `choices`, finite `numbers`, and its `parts`: those of a
-    list (one) or of a struct.
+    """The checks of a column. A `required` column has no null, `choices` are all values that it may have, and `numbers`
+    are finite. `parts` are the checks of a list's elements (one) or of a struct's fields.
     """
 
     name: str

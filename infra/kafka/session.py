@@ -108,7 +108,7 @@ class Session:
         self._outputs = {name_of(place) for place in (config.restore, *config.ledger, *config.owned)}
         self._producer: Any = None
         self._consumer: Any = None
-        self._assigned = [TopicPartition(i.topic, p) for i in config.inputs for p in i.partitions]
+        self._assigned = [place for place, _ in input_of_each(config)]
         try:
             self._open()
         except KafkaError as error:

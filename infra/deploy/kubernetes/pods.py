@@ -136,20 +136,13 @@ def submitter_pod(plan: DeploymentPlan, master: str) -> dict[str, Any]:
 
 def loader_pod(plan: DeploymentPlan) -> dict[str, Any]:
     """A pod with the run's volume, on a machine for weights, that does nothing: `kubectl cp` writes to it."""
-    unit = Unit(LOADER, volume="write")
-    kept = ("temporary", "volume")  # Secrets and the configuration may not exist yet
-    container = {
-        "name": LOADER,
-        "image": plan.deploy.image,
-        "command": ["sleep", "infinity"],
-        "env": [{"name": "HOME", "value": "/tmp"}],
-        "resources": _resources(plan, unit),
-        "securityContext": _container_rights(),
-        "volumeMounts": [each for each in _mounts(plan, unit) if each["name"] in kept],
-    }
-    volumes = [each for each in _volumes(plan, unit) if each["name"] in kept]
-    spec = {"containers": [container], "volumes": volumes, **_machines(plan, unit)}
-    return template(plan, LOADER, {**spec, "terminationGracePeriodSeconds": 1})
+    pod = command_pod(plan, LOADER, ["sleep", "infinity"], volume="write")
+    spec = pod["spec"]
+    (container,) = spec["containers"]
+    for owner, key in ((container, "volumeMounts"), (spec, "volumes")):  # others may not exist yet
+        owner[key] = [each for each in owner[key] if each["name"] in ("temporary", "volume")]
+    spec |= {**_machines(plan, Unit(LOADER)), "terminationGracePeriodSeconds": 1}
+    return pod
 
 
 def _data_plane_pod(plan: DeploymentPlan, name: str, command: Sequence[str]) -> dict[str, Any]:

@@ -138,12 +138,16 @@ def test_plan_trim_retains_records_above_committed_offsets(
     assert (cut.offset, cut.held_by) == (3, f"group {group_name(run.run, role)}")
 
 
-def test_plan_trim_retains_records_of_a_ledger(run: TrimmedRun) -> None:
-    group = group_name(run.run, "placement")
-    note = Note(3, {f"{INBOX.name(run.run)}:0": 5}, {}, {f"{SETTLED.name(run.run)}:0": 4}).encode()
+def commit_note(run: TrimmedRun, group: str, note: Note) -> None:
+    """Write the first commit note of the run."""
     with admin_client(run.client) as admin:
         create_topics(admin, [TopicSpec(RESTORE.name(run.run), 1)])
-    write_as_role(run.client, run.run, RESTORE, [CommitNote(group, note, 0)], key=group.encode())
+    write_as_role(run.client, run.run, RESTORE, [CommitNote(group, note.encode(), 0)], key=group.encode())
+
+
+def test_plan_trim_retains_records_of_a_ledger(run: TrimmedRun) -> None:
+    group = group_name(run.run, "placement")
+    commit_note(run, group, Note(3, {f"{INBOX.name(run.run)}:0": 5}, {}, {f"{SETTLED.name(run.run)}:0": 4}))
     cuts = run.plan("1.3").cuts
     assert (cuts[LogPartition("inbox", 0)].offset, cuts[LogPartition("inbox", 0)].held_by) == (
         5,
@@ -156,10 +160,7 @@ def test_plan_trim_retains_records_of_a_ledger(run: TrimmedRun) -> None:
 def test_plan_trim_retains_records_of_a_reader_that_paused(run: TrimmedRun, reader: str, topic: Topic) -> None:
     """Kafka has removed its group's offsets. A person may say that it does not come back."""
     group, place = group_name(run.run, reader, 1), LogPartition(topic.short_name, 0)
-    with admin_client(run.client) as admin:
-        create_topics(admin, [TopicSpec(RESTORE.name(run.run), 1)])
-    note = Note(1, offsets={f"{topic.name(run.run)}:0": 3}).encode()
-    write_as_role(run.client, run.run, RESTORE, [CommitNote(group, note, 0)], key=group.encode())
+    commit_note(run, group, Note(1, offsets={f"{topic.name(run.run)}:0": 3}))
     cut = run.plan("1.3").cuts[place]
     assert (cut.offset, cut.held_by) == (3, f"group {group}")
     assert run.plan("1.3", ignored_groups=[group]).cuts[place].offset > 3
@@ -170,10 +171,7 @@ def test_plan_trim_retains_records_of_a_reader_that_paused(run: TrimmedRun, read
 
 def test_trim_does_not_wait_for_a_rollout_that_has_left(run: TrimmedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     group, relay = group_name(run.run, "rollout", 7), LogPartition("relay", 0)
-    with admin_client(run.client) as admin:
-        create_topics(admin, [TopicSpec(RESTORE.name(run.run), 1)])
-    note = Note(1, offsets={f"{RELAY.name(run.run)}:0": 0}).encode()
-    write_as_role(run.client, run.run, RESTORE, [CommitNote(group, note, 0)], key=group.encode())
+    commit_note(run, group, Note(1, offsets={f"{RELAY.name(run.run)}:0": 0}))
     cut = run.plan("1.3").cuts[relay]
     assert (cut.offset, cut.held_by) == (0, f"group {group}")
     monkeypatch.setattr(cuts, "LEFT_MANIFESTS", 2)
