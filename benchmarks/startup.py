@@ -28,6 +28,7 @@ from rich.table import Table
 from benchmarks.ended_runs import read_ended
 from benchmarks.measures import median
 from benchmarks.processes import OthersWatch
+from infra.processes import is_running
 from pipelines.present.report.machine import describe_machine
 from schemas.records import Trajectory
 from schemas.topics import TRAJECTORIES
@@ -109,7 +110,7 @@ def _trained(folder: Path) -> int:
 
 
 def _left(name: str, family: list[psutil.Process]) -> list[str]:
-    alive = [str(p.pid) for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    alive = [str(p.pid) for p in family if is_running(p)]
     return alive + [str(path) for path in Path("/dev/shm").glob(f"laminar-{name}*")]
 
 

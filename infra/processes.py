@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -87,20 +88,29 @@ def is_running(process: psutil.Process) -> bool:
 
 
 def stop_process(process: psutil.Process, timeout: float) -> None:
-    """Stop a process and wait for its end: SIGTERM, then SIGKILL after `timeout` seconds (0: at once)."""
-    try:
+    """Stop a process and wait for its end: SIGTERM, then SIGKILL after `timeout` seconds (0: at once).
+
+    Raises `psutil.TimeoutExpired` if it does not end.
+    """
+    with suppress(psutil.NoSuchProcess):
         if timeout > 0:
             process.send_signal(signal.SIGTERM)
-            process.wait(timeout)
-    except psutil.TimeoutExpired:
-        pass
-    except psutil.NoSuchProcess:
-        return
-    try:
+            with suppress(psutil.TimeoutExpired):
+                _wait_for_end(process, timeout)
+                return
         process.kill()
-        process.wait(10.0)
-    except psutil.NoSuchProcess:
-        return
+        _wait_for_end(process, 10.0)
+
+
+def _wait_for_end(process: psutil.Process, timeout: float) -> None:
+    """Wait until `process` has ended, and reap a child. psutil's `wait` waits until its parent has reaped it, too."""
+    deadline = time.monotonic() + timeout
+    while is_running(process):
+        if time.monotonic() > deadline:
+            raise psutil.TimeoutExpired(timeout, process.pid)
+        time.sleep(0.02)
+    with suppress(psutil.TimeoutExpired):
+        process.wait(0)
 
 
 @contextmanager

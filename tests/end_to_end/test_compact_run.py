@@ -14,6 +14,7 @@ from small_runs import COMPACT, LENGTH_REWARD
 from stops import stop_cleanly
 
 from infra.kafka.broker import Broker
+from infra.processes import is_running
 from pipelines.roles import LIGHT
 from pipelines.run.inputs import INPUTS_FILE
 
@@ -55,7 +56,7 @@ def test_compact_run_stops_on_a_signal_and_resumes_isolated(
     run.until_phase("training")
     light = psutil.Process(run.pid_of(LIGHT))
     stop_cleanly(run, signal.SIGTERM)
-    assert not light.is_running()
+    assert not is_running(light)
     (tmp_path / "beside.py").write_text("def value(text): return 1.0\n")
     refused = Command(run.server, run.here, "runs", "resume", "--run", run_id, output=tmp_path / "refused.txt")
     assert refused.wait() == 1

@@ -17,6 +17,8 @@ import psutil
 from faults.cluster import PORT, Cluster
 from faults.network import Network, Rule, within
 
+from infra.processes import is_running
+
 KINDS = ("partition", "one-way partition", "delay", "loss", "bandwidth", "pause", "kill")
 PROBES = 40
 
@@ -153,7 +155,7 @@ class Nemesis:
         time.sleep(seconds / 2)
         self._restart(host)
         new = self._process_of(host)
-        if process.is_running() or new.pid == process.pid:
+        if is_running(process) or new.pid == process.pid:
             raise NoEffect(f"kill of {host}: process {process.pid} is still there")
         return f"process {process.pid} killed, {new.pid} started"
 

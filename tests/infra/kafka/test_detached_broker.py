@@ -38,8 +38,9 @@ def test_detached_broker_outlives_its_starter(state_dir: Path) -> None:
     assert start_detached(state_dir) == status  # starting again finds the one that runs
     with pytest.raises(BrokerStartError, match=f"pid {status.pid}"):
         start_broker(BrokerConfig(state_dir))
+    process = psutil.Process(status.pid)
     assert stop_detached(state_dir)
-    assert not psutil.pid_exists(status.pid)
+    assert not is_running(process)
     assert detached_status(state_dir) is None
     assert not stop_detached(state_dir)
     again = start_detached(state_dir)

@@ -13,6 +13,7 @@ from infra.kafka.broker import Broker
 from infra.kafka.detached_broker import stop_detached
 from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import connection_problem
+from infra.processes import is_running
 
 Laminar = Callable[..., tuple[int, str, str]]
 
@@ -49,8 +50,9 @@ def test_broker_start_status_and_stop(laminar: Laminar, tmp_path: Path) -> None:
     code, out, err = laminar("start", "--port", str(other))
     assert (code, out) == (1, "")
     assert err == f"laminar: a broker on {tmp_path} already runs at {status['bootstrap_servers']}; stop it first\n"
+    process = psutil.Process(status["pid"])
     assert laminar("stop") == (0, "stopped\n", "")
-    assert not psutil.pid_exists(status["pid"])
+    assert not is_running(process)
     assert laminar("status")[0] == 1
 
 

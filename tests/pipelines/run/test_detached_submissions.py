@@ -123,7 +123,7 @@ def test_respawner_resubmits_a_lost_job_and_resumes(
     code, resumed = laminar("runs", "resume", "--run", run_id)
     assert (code, list(resumed["resumed"])) == (0, ["score"])
     started(3)
-    assert not orphan.is_running()  # it has drained, and its successor has started then
+    assert not is_running(orphan)  # it has drained, and its successor has started then
     successor = resumed["resumed"]["score"]
     for process in (psutil.Process(successor), job(successor)):
         process.kill()  # as in a restart of the machine
