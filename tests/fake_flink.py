@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+FIXED = {"/config": b'{"flink-version": "1.19.1"}', "/overview": b'{"slots-total": 4, "slots-available": 2}'}
+
 
 @dataclass
 class FakeFlink:
@@ -47,9 +49,9 @@ def fake_flink() -> Iterator[FakeFlink]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/jobs/overview" else 404)
+            self.send_response(200 if self.path in ("/jobs/overview", *FIXED) else 404)
             self.end_headers()
-            self.wfile.write(fake.listed())
+            self.wfile.write(FIXED.get(self.path) or fake.listed())
 
         def do_PATCH(self) -> None:
             self.send_response(fake.cancel(self.path))

@@ -18,6 +18,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import apache_beam as beam
+from apache_beam.options.pipeline_options import FlinkRunnerOptions
+
 from infra.kafka.broker import HOST, java_command
 from infra.maven import PrintProgress
 from infra.runners.flink_jars import BEAM, FLINK, JARS
@@ -30,6 +33,7 @@ log = logging.getLogger(__name__)
 
 _BUNDLES_ANOTHER_BEAM = "beam-sdks-java-harness-"
 """A jar for Java steps that bundles classes of another Beam version."""
+_JOB_SERVER_JAR = re.compile(r"beam-runners-flink-(?P<flink>\d+\.\d+)-job-server-(?P<beam>\d+\.\d+\.\d+)\S*\.jar$")
 _OPENED_PACKAGES = ("java.lang", "java.util", "java.nio", "sun.nio.ch")
 _HEAP_MB = 1500
 _START_S = 60.0
@@ -51,10 +55,20 @@ def running_flink(
     with ExitStack() as stack:
         if master not in EMBEDDED:
             check_cluster(master)
-            stack.enter_context(sole_job(master, job))
-            check_capacity(master, parallelism)
+            stack.enter_context(slots_for(master, parallelism, job))
         # The server ends first: what it has not submitted then, it never will.
         yield stack.enter_context(_running_server(master, progress))
+
+
+@contextmanager
+def slots_for(master: str, parallelism: int, job: str) -> Iterator[None]:
+    """The task slots of the cluster at `master` for a job with the name `job`, which no other job has then.
+
+    Raises as `sole_job` and `check_capacity` do.
+    """
+    with sole_job(master, job):
+        check_capacity(master, parallelism)
+        yield
 
 
 @contextmanager
@@ -88,14 +102,44 @@ def check_cluster(master: str) -> None:
 
     Raises UnsupportedFlink with both versions, or with the reason why the cluster's could not be read.
     """
-    version = read_value(master, "/config", "flink-version")
-    if re.match(rf"{re.escape(FLINK)}(\D|$)", str(version)):
+    version = _version(master)
+    if _is_release(version, FLINK):
         return
     raise UnsupportedFlink(
-        f"the cluster at {master} has Flink {str(version)[:40]!r}; the job server here is of Beam {BEAM} for Flink "
+        f"the cluster at {master} has Flink {version!r}; the job server here is of Beam {BEAM} for Flink "
         f"{FLINK}: use a cluster of Flink {FLINK}, or your own job server for that version "
         f"(-- --job_endpoint=HOST:PORT, or --flink_job_server_jar=FILE)"
     )
+
+
+def check_own_server(master: str, jar: str | None) -> None:
+    """Check that the Flink at `master` has the version that the name of a job server's file, `jar`, says.
+
+    A job server that was started elsewhere (no `jar`) does not tell its versions: a warning names the cluster's if Beam
+    has none for it. Raises UnsupportedFlink with both versions.
+    """
+    version = _version(master)
+    named = _JOB_SERVER_JAR.search(jar or "")
+    if named and not _is_release(version, named["flink"]):
+        raise UnsupportedFlink(
+            f"the cluster at {master} has Flink {version!r}; {named[0]} is of Beam {named['beam']} for Flink "
+            f"{named['flink']}: use a cluster of Flink {named['flink']}, or the job server for the cluster's version"
+        )
+    published = FlinkRunnerOptions.PUBLISHED_FLINK_VERSIONS
+    if not named and not any(_is_release(version, each) for each in published):
+        log.warning(
+            "the cluster at %s has Flink %r; Beam %s has job servers for Flink %s",
+            *(master, version, beam.__version__, ", ".join(published)),
+        )
+
+
+def _version(master: str) -> str:
+    return str(read_value(master, "/config", "flink-version"))[:40]
+
+
+def _is_release(version: str, release: str) -> bool:
+    """Whether `version` is one of `release`: 1.19.3 and 1.19-SNAPSHOT are of 1.19."""
+    return re.match(rf"{re.escape(release)}(\D|$)", version) is not None
 
 
 def check_capacity(master: str, parallelism: int) -> None:

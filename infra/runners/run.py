@@ -26,7 +26,7 @@ from apache_beam.runners.runner import PipelineResult, PipelineState
 
 from infra.runners import worker
 from infra.runners.exposure import reject_exposed_options
-from infra.runners.flink_jobs import EMBEDDED, sole_job
+from infra.runners.flink_jobs import EMBEDDED
 from infra.runners.garbage_collection import reduce_gc_frequency
 from infra.runners.liveness import LIVENESS
 from infra.runners.local_server import wait_for_job_server
@@ -159,12 +159,15 @@ def local_job_server(runner: RunnerName, options: Sequence[str]) -> AbstractCont
         from infra.runners.flink import running_flink
 
         return running_flink(log.info, flink.flink_master, flink.parallelism, job)
+    if flink.flink_master not in EMBEDDED:
+        from infra.runners.flink import check_own_server, slots_for
+
+        check_own_server(flink.flink_master, flink.flink_job_server_jar)
+        return slots_for(flink.flink_master, flink.parallelism, job)
     log.info(
         "the job server is not Laminar's: its versions of Beam and Flink are not compared with Beam %s here",
         beam.__version__,
     )
-    if flink.flink_master not in EMBEDDED:
-        return sole_job(flink.flink_master, job)
     return _job_of_unknown_cluster(job) if _has_steps_elsewhere(runner, options) else nullcontext()
 
 

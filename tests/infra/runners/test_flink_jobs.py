@@ -85,11 +85,15 @@ def test_failure_cancels_the_job_and_is_raised_itself(flink: FakeFlink) -> None:
     assert flink.cancelled == ["new"]
 
 
-def test_job_of_a_users_job_server_is_cancelled(flink: FakeFlink) -> None:
+def test_job_of_a_users_job_server_is_cancelled(flink: FakeFlink, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ["--job_endpoint=jobs:8099", f"--flink_master={flink.address}", f"--job_name={NAME}"]
     with local_job_server("flink", options) as endpoint:
         flink.jobs = [["new", NAME, "RUNNING"]]
     assert (endpoint, flink.cancelled) == (None, ["new"])
+    monkeypatch.setattr("infra.runners.flink._SLOTS_S", 0.0)
+    lacking = local_job_server("flink", [*options, "--parallelism=3"])
+    with pytest.raises(UnsupportedFlink, match="2 of them free, but the job needs 3"), lacking:
+        pass
 
 
 def test_job_of_an_unknown_cluster_may_run_on(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,15 +7,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import apache_beam as beam
 import pytest
 
 from infra.kafka.broker import free_port
 from infra.runners import flink
-from infra.runners.flink import check_capacity, check_cluster, running_flink
+from infra.runners.flink import check_capacity, check_cluster, check_own_server, running_flink
 from infra.runners.flink_jars import FLINK
 from infra.runners.flink_jobs import UnsupportedFlink
+from infra.runners.local_server import ALLOW_VARIABLE
 from infra.runners.run import local_job_server, run_pipeline
 
 
@@ -101,6 +103,33 @@ def test_versions_of_a_users_job_server_are_not_compared(caplog: pytest.LogCaptu
         assert endpoint is None
     (line,) = caplog.messages
     assert line.endswith(f"are not compared with Beam {beam.__version__} here")
+
+
+def test_job_server_by_file_must_have_the_clusters_flink(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(ALLOW_VARIABLE, "1")
+    jar = tmp_path / "beam-runners-flink-1.20-job-server-2.65.0.jar"
+    jar.touch()
+    with cluster(config("1.19.3")) as address:
+        reason = f"{address} has Flink '1.19.3'; beam-runners-flink-1.20-job-server-2.65.0.jar is of Beam 2.65.0 for"
+        with pytest.raises(UnsupportedFlink, match=f"{reason} Flink 1.20: use a cluster of Flink 1.20"):
+            run_pipeline(lambda pipeline: None, "flink", [f"--flink_master={address}", f"--flink_job_server_jar={jar}"])
+    with cluster(config("1.20.1")) as address:
+        check_own_server(address, str(jar))
+    assert not caplog.messages
+
+
+def test_cluster_without_a_published_job_server_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with cluster(config("1.20.1")) as address:
+        check_own_server(address, None)
+        assert not caplog.messages
+    for jar in (None, "/jars/mine.jar"):
+        with cluster(config("1.14.6")) as address:
+            check_own_server(address, jar)
+        (line,) = caplog.messages
+        caplog.clear()
+        assert f"{address} has Flink '1.14.6'; Beam {beam.__version__} has job servers for Flink 1.19, " in line
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b"[]", b'{"flink-version"', b"1" * 100_000])
