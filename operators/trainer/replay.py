@@ -11,12 +11,14 @@ from pathlib import Path
 
 import torch
 
+from infra.kafka.role_notes import NO_NOTES, ReadNotes
 from infra.models.checkpoint_folder import load_model, load_tokenizer, write_model
 from infra.models.device_copies import use_device
 from infra.models.weights import WeightsDigest, weight_tensors, weights_digest
 from operators.trainer.assembly import BatchAssembly, WholeBatch, empty_reason
 from operators.trainer.checkpoint_files import StoredState, TrainerPosition, write_manifest, write_rank_file
 from operators.trainer.learners import open_learner
+from operators.trainer.missing_batch import batches_made
 from operators.trainer.rank_addresses import AddressFile
 from operators.trainer.rank_layouts import gather_files, gather_offsets
 from operators.trainer.ranks import ALONE, Ranks
@@ -42,8 +44,9 @@ class Replay:
     """Trains `model` from a log. The same batches and configuration reproduce the run's weights bit by bit.
 
     This process is one of `ranks`, those of the configuration. Each share of a batch has `divisions` parts (see
-    BufferLayout). Training begins with `checkpoint`, which a trimmed log needs, or with the model. Raises
-    CheckpointError if the checkpoint cannot be read, ValueError for what the learner refuses.
+    BufferLayout). Training begins with `checkpoint`, which a trimmed log needs, or with the model. `notes` reads the
+    commit notes of the run. Raises CheckpointError if the checkpoint cannot be read, ValueError for what the learner
+    refuses.
     """
 
     def __init__(
@@ -53,9 +56,10 @@ class Replay:
         ranks: Ranks = ALONE,
         divisions: int = 1,
         checkpoint: Path | None = None,
+        notes: ReadNotes = NO_NOTES,
     ) -> None:
         torch.set_num_threads(config.threads)
-        self._model, self._ranks, self._config, self._divisions = model, ranks, config, divisions
+        self._model, self._ranks, self._config, self._divisions, self._notes = model, ranks, config, divisions, notes
         device = config.device_of(ranks.rank)
         use_device(device)
         self._learner = open_learner(config.learner, model, device, ranks)
@@ -73,7 +77,7 @@ class Replay:
     def train(self, parts: Iterable[tuple[MicroBatch, int, int]], limit: int | None = None) -> Iterator[Update]:
         """Train the batches of `parts`, given with partition and offset, up to batch number `limit`.
 
-        Batches are accepted and skipped as in a run. Raises MissingBatch if the next one is missing.
+        Batches are accepted and skipped as in a run. Raises MissingBatch if the log has lost the next one.
         """
         if limit is not None and self._batches_taken >= limit:
             return
@@ -88,7 +92,7 @@ class Replay:
             yield self._update(batch)
             if self._batches_taken == limit:
                 return
-        if (missing := assembly.missing()) is not None:
+        if (missing := assembly.missing()) is not None and batches_made(self._notes) > missing.number:
             raise missing
 
     def save_state(self, folder: Path) -> None:

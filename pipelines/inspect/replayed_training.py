@@ -11,7 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from infra.kafka.note import uncommitted_consumer
 from infra.kafka.properties import ClientProperties
+from infra.kafka.role_notes import notes_reader
 from infra.kafka.topic_reader import read_topic
 from operators.trainer.checkpoint_files import RankLayout
 from operators.trainer.rank_layouts import TrainedPart, trained_parts
@@ -67,8 +69,10 @@ class TrainingReplay:
 
         def train(rendezvous: Rendezvous, log_updates: LogUpdates = iter) -> Replayed:
             model, divisions = self.config.model_folder(), self.config.experience.divisions
-            replay = Replay(part.config, model, rendezvous.ranks, divisions, checkpoint)
-            log = _Log(self.client, self.config.run.name)
+            run = self.config.run.name
+            notes = notes_reader(run, lambda: uncommitted_consumer(self.client))
+            replay = Replay(part.config, model, rendezvous.ranks, divisions, checkpoint, notes)
+            log = _Log(self.client, run)
             with closing(log.parts()) as parts:
                 updates = list(log_updates(replay.train(parts, part.end)))
             if state is None:

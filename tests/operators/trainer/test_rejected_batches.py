@@ -9,7 +9,9 @@ import pytest
 from trainer_batches import make_batch
 from trainer_on_a_log import Trainer
 
+from infra.kafka.note import Note
 from operators.trainer.assembly import MissingBatch
+from operators.trainer.replay import Replay
 from schemas.columns import floats, token_ids
 from schemas.records import DeadLetter
 from schemas.topics import BATCHES, DEAD_LETTERS, METRICS, RELAY
@@ -84,12 +86,21 @@ def test_missing_batch_fails_with_its_number(trainer: Trainer) -> None:
     with pytest.raises(MissingBatch, match=r"batch 1 is missing .*batch 2 is at offset 1.*lost_batches = \[1\]"):
         trainer.run(2)
     assert trainer.steps() == [1]
+    with pytest.raises(MissingBatch, match="batch 1 is missing"):
+        replayed(trainer, {0: Note(state={"batch": 3}, shards=1)})
+    assert replayed(trainer, {0: Note(state={"batch": 1}, shards=1)}) == 1
     trainer.configure(lost_batches=(1,))
     trainer.start()
     trainer.run(4)
     assert trainer.ancestry() == [0, 1, 2]
     assert {m.version.number: m.untrained_batches for m in trainer.log.rows(RELAY) if m.untrained_batches} != {}
     assert trainer.log.rows(DEAD_LETTERS) == []
+
+
+def replayed(trainer: Trainer, notes: dict[int, Note]) -> int:
+    """The number of batches that a replay trains, where the buffer has committed `notes`."""
+    parts = [(part, 0, offset) for offset, part in enumerate(trainer.log.rows(BATCHES))]
+    return len(list(Replay(trainer.step.config, trainer.step.model, notes=lambda _: notes).train(parts)))
 
 
 def test_trainer_waits_for_a_batch_that_arrives_late(trainer: Trainer) -> None:

@@ -46,7 +46,7 @@ def runs(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that has trained four of its five batches; the second batch is invalid.
 
     Between the batches are an undecodable record, a record of another class, a repeated batch, and one with a number
-    far ahead.
+    far ahead; behind the last one is one that the buffer has not made.
     """
     folder = tmp_path_factory.mktemp("runs")
     run = folder / RUN
@@ -56,7 +56,7 @@ def runs(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Path:
     parts = [part for number in range(5) for part in make_batch(seed=number, number=number, groups=2, parts=2)]
     parts[2] = with_floats(parts[2], "rewards", {0: float("nan")})
     invalid = [b"garbage", Metric("trainer", 1, {}, 0), parts[0], parts[1], replace(parts[0], batch=2**61)]
-    produce(broker, [*parts[:4], *invalid, *parts[4:]])
+    produce(broker, [*parts[:4], *invalid, *parts[4:], replace(parts[0], batch=9)])
     trained = Replay(load_config(run / "config.toml").trainer, model)
     assert len(list(trained.train([(part, 0, offset) for offset, part in enumerate(parts)], 4))) == 4
     trained.save(run / "model")
@@ -108,6 +108,11 @@ def test_train_replay_with_other_algorithm_changes_weights(laminar: Laminar, tmp
     assert (code, result["steps"], result["changes"]) == (0, 4, [change])  # the log has a fifth batch
     assert result["weights"] != result["run_weights"]
     assert 0 < result["weight_distance"] < 1
+
+
+def test_replay_ends_before_a_batch_that_was_not_made(laminar: Laminar, tmp_path: Path) -> None:
+    code, out, _ = laminar(RUN, "--set", "trainer.optimizer_steps=20", "--out", str(tmp_path / "all"), "--json")
+    assert (code, json.loads(out)["steps"]) == (0, 5)
 
 
 def test_train_replay_reports_how_far_the_weights_are(laminar: Laminar, runs: Path, tmp_path: Path) -> None:
