@@ -63,7 +63,7 @@ def _service(plan: DeploymentPlan, unit: Unit, index: int, gpus: range) -> dict[
             *([f"{plan.deploy.shared_memory}:/dev/shm"] if unit.weights else []),
         ],
         **_CONFINED,
-        **(_served(plan, unit, index) if unit.port else {}),
+        **_reached(plan, unit, index),
         "stop_grace_period": f"{unit.grace_s}s",
         "healthcheck": {
             "test": [
@@ -79,11 +79,12 @@ def _service(plan: DeploymentPlan, unit: Unit, index: int, gpus: range) -> dict[
     }
 
 
-def _served(plan: DeploymentPlan, unit: Unit, index: int) -> dict[str, Any]:
-    """All containers of a unit have its name as a host name; this machine's port leads to the first of them."""
+def _reached(plan: DeploymentPlan, unit: Unit, index: int) -> dict[str, Any]:
+    """The other host names of a container: with a port that of its unit, and this machine's port leads to the first."""
     address = "127.0.0.1:" if plan.deploy.gateway_service == "ClusterIP" else ""
-    ports = {} if index else {"ports": [f"{address}{unit.port}:{unit.port}"]}
-    return {"networks": {"default": {"aliases": [unit.name]}}, **ports}
+    ports = {"ports": [f"{address}{unit.port}:{unit.port}"]} if unit.port and not index else {}
+    aliases = [*([unit.name] if unit.port else []), *([unit.first_host] if unit.first_host and not index else [])]
+    return {**({"networks": {"default": {"aliases": aliases}}} if aliases else {}), **ports}
 
 
 def _metrics(plan: DeploymentPlan) -> dict[str, Any]:

@@ -36,7 +36,8 @@ class Unit:
 
     A container runs `group` processes. Resources are per container: processors, memory in GiB, GPUs. With `weights` it
     maps its machine's weight store; `volume` is its use of the run's volume. It may change the number of pods of the
-    unit `scales` ("": of none), and has `grace_s` seconds to end. Other pods connect to its `port` (0: to none).
+    unit `scales` ("": of none), and has `grace_s` seconds to end. Other pods connect to its `port` (0: to none), and to
+    its first one as `first_host` ("": by its own name).
     """
 
     name: str
@@ -51,6 +52,7 @@ class Unit:
     scales: str = ""
     grace_s: int = 60
     port: int = 0
+    first_host: str = ""
 
     def command(self, index: str = "0") -> list[str]:
         """The command line; `index` (of the container, or the machine's name) may be a deployment tool's variable."""

@@ -43,7 +43,7 @@ def deploy(
         raise typer.BadParameter(f"{other[0]}: set it in {config}, which the pods read", param_hint="--set")
     draft = read_config(config, changes or [])
     check_deployable(draft, config)  # before the imports below, which take seconds
-    from pipelines.run.deployment import files_of, plan_of
+    from pipelines.run.deployment import COMPOSE, files_of, plan_of
 
     plan = plan_of(config, tuple(changes or ()))
     if plan.note:
@@ -57,6 +57,9 @@ def deploy(
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
-    (folder / "run.toml").chmod(0o644)  # containers of compose read it as another user; it holds no secret
+    if COMPOSE in files:
+        (folder / "run.toml").chmod(0o644)  # its containers read it as another user; it holds no secret
+    elif (folder / COMPOSE).exists():
+        print_escaped(f"{folder / COMPOSE} is of an earlier configuration: remove it", err=True)
     data = {"run": plan.run, "files": list(files)}
     return Report(data, lambda: "\n".join(str(folder / name) for name in files), json)

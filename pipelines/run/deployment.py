@@ -11,6 +11,7 @@ from infra.deploy.compose import compose_file
 from infra.deploy.kubernetes import kubernetes_files
 from infra.deploy.plan import AGENTS, CONFIG, GATEWAY, DeploymentPlan, Placement, Unit, VolumeUse, resource_prefix
 from infra.deploy.role_acls import role_acls
+from infra.listening import is_loopback
 from infra.models.sizes import ELEMENT_BYTES, kv_values, readable_config
 from infra.sizes import GIB
 from infra.storage import HTTPS, port_of
@@ -24,6 +25,7 @@ from pipelines.run.topics import topic_spec
 from pipelines.sequence_lengths import longest_sequence
 from schemas.topics import CATALOGUE
 
+COMPOSE = "compose.yaml"
 EXAMPLE = Path("examples/deployed.toml")
 """The configuration from which infra/deploy/files is generated."""
 _CPUS: Mapping[str, float] = {"rollout": 4.0, "trainer": 8.0}
@@ -141,8 +143,10 @@ def _placement(name: str, count: int) -> Placement:
 
 def _grouped(config: Config, unit: Unit) -> Unit:
     group = ranks_of_container(config) if unit.name == "trainer" else 1
+    rank_0 = "" if is_loopback(config.trainer.rank_0_host) else config.trainer.rank_0_host
     return replace(
         unit,
+        first_host=rank_0 if unit.name == "trainer" else "",
         count=unit.count // group,
         group=group,
         cpus=unit.cpus * group,
@@ -153,7 +157,7 @@ def _grouped(config: Config, unit: Unit) -> Unit:
 
 def files_of(plan: DeploymentPlan) -> dict[str, str]:
     """All deployment files of `plan`, by path; with a compose file if one machine has enough GPUs."""
-    compose = {"compose.yaml": compose_file(plan), "run.toml": plan.config} if plan.fits_one_machine else {}
+    compose = {COMPOSE: compose_file(plan), "run.toml": plan.config} if plan.fits_one_machine else {}
     return {**compose, **kubernetes_files(plan)}
 
 

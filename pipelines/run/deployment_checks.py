@@ -96,7 +96,7 @@ def _rank_0(config: Config) -> Iterator[str]:
         name = f"{resource_prefix(config.run.name)}-trainer"
         yield (
             f"trainer.rank_0_host is {config.trainer.rank_0_host}, where ranks of other containers do not reach rank "
-            f"0: set {name}-0.{name} for Kubernetes, trainer-0 for compose"
+            f"0: set {name}-0.{name}"
         )
 
 

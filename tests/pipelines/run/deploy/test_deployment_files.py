@@ -90,6 +90,24 @@ def test_compose_file_is_left_out_if_one_machine_lacks_gpus(tmp_path: Path) -> N
     )
 
 
+def test_deploy_names_a_compose_file_that_it_left_out(
+    tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    file, folder = str(run_file(tmp_path, "secured")), tmp_path / "cluster"
+    code, text, _ = command("deploy", file, str(folder), "--set", "deploy.gpus_per_machine=16")
+    assert (code, "compose.yaml" in text, (folder / "run.toml").exists()) == (0, False, False)
+    assert command("deploy", file, str(folder), "--set", "deploy.gpus_per_machine=24")[0] == 0
+    code, _, notes = command("deploy", file, str(folder), "--set", "deploy.gpus_per_machine=16")
+    assert (code, f"{folder}/compose.yaml is of an earlier configuration: remove it" in notes) == (0, True)
+
+
+def test_rank_0_has_the_configured_name_in_a_compose_file(tmp_path: Path) -> None:
+    file = run_file(tmp_path, "secured")
+    services = yaml.safe_load(files_of(plan_of(file, ("deploy.gpus_per_machine=24",)))["compose.yaml"])["services"]
+    aliases = {"aliases": [load_config(file).trainer.rank_0_host]}
+    assert (services["trainer-0"]["networks"], "networks" in services["trainer-1"]) == ({"default": aliases}, False)
+
+
 def test_compose_containers_have_the_time_of_their_role_to_end(tmp_path: Path) -> None:
     file = run_file(tmp_path, "secured")
     services = yaml.safe_load(files_of(plan_of(file, ("deploy.gpus_per_machine=24",)))["compose.yaml"])["services"]
@@ -162,7 +180,7 @@ def _without_machine(command: list[str]) -> list[str]:
         ("run.folder='runs'", "run.folder is 'runs', but must be below deploy.volume_path"),
         (
             "trainer.ranks=2",
-            "set laminar-deployed-trainer-0.laminar-deployed-trainer for Kubernetes, trainer-0 for comp",
+            "set laminar-deployed-trainer-0.laminar-deployed-trainer",
         ),
         ("relay.listen='127.0.0.1'", "relay.listen is 127.0.0.1"),
         ("relay.token_file='/root/token'", "relay.token_file is '/root/token', but must be in /etc/laminar-secrets"),
