@@ -12,6 +12,7 @@ import random
 import signal
 import subprocess
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,7 @@ from infra.maven import PrintProgress
 from infra.processes import is_running, locked, spawn, stop_process
 
 HOST = "127.0.0.1"
+_DRAWN = deque[int](maxlen=1000)
 MAIN_CLASS = "kafka.Kafka"
 JVM_FLAGS = (
     "-XX:+UseSerialGC",  # least memory and fewest threads, for a small heap
@@ -288,14 +290,17 @@ class Broker:
 
 
 def free_port() -> int:
-    """Return a loopback port on which nothing listens.
+    """Return a loopback port on which nothing listens, and that this process has not got from here lately.
 
     It is below the ephemeral range: a client that reconnects to a stopped broker's port within that range can get the
     same port as its own, connect to itself, and so prevent the broker's restart. The system draws it: processes that
     have seeded `random` alike would choose the same port at the same time.
     """
     draw = random.SystemRandom()
-    return next(port for port in (draw.randrange(15000, 32000) for _ in range(1000)) if port_is_free(port))
+    drawn = (draw.randrange(15000, 32000) for _ in range(1000))
+    port = next(port for port in drawn if port not in _DRAWN and port_is_free(port))
+    _DRAWN.append(port)  # whoever gets it binds it only in a moment
+    return port
 
 
 def running_broker(data_dir: Path) -> psutil.Process | None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -149,6 +150,20 @@ def test_broker_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
 def test_free_port_is_below_the_ephemeral_range() -> None:
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert max(free_port() for _ in range(50)) < lowest
+
+
+def test_process_never_draws_a_port_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Repeating:
+        def __init__(self) -> None:
+            self.drawn = iter([20_003, 20_003, 20_004])
+
+        def randrange(self, first: int, end: int) -> int:
+            return next(self.drawn)
+
+    monkeypatch.setattr("infra.kafka.broker.port_is_free", lambda port: True)
+    monkeypatch.setattr("random.SystemRandom", Repeating)
+    monkeypatch.setattr("infra.kafka.broker._DRAWN", deque(maxlen=1000))
+    assert [free_port(), free_port()] == [20_003, 20_004]
 
 
 def test_controller_never_has_the_port_of_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
