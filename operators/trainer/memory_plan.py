@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -127,9 +127,15 @@ def slice_tokens(config: TrainingConfig, longest: int) -> int:
 def offloaded_bytes(shape: ModelShape, config: TrainingConfig) -> int:
     """Bytes of the tensors that a rank of `config` on a GPU offloads; they take at most `PINNED` times as many."""
     parts = plan_memory(shape, config.ranks_of_a_copy, _on_device(config.learner)).parts
-    models = _MODELS if config.learner.share_device else [_OFFLOADED[each] for each in config.learner.offload]
-    names = [name for model in models for name in model]
-    return sum(parts[name] for name in names)
+    in_turn = models_in_turn(parts) if config.learner.share_device else ()
+    models = in_turn or [_OFFLOADED[each] for each in config.learner.offload]
+    return sum(parts[name] for names in models for name in names)
+
+
+def models_in_turn(parts: Mapping[str, int]) -> Sequence[Sequence[str]]:
+    """The names in `parts` of each model that takes turns on a shared device; none if the policy is alone."""
+    present = [names for names in _MODELS if any(parts[name] for name in names)]
+    return present if len(present) > 1 else ()
 
 
 def _on_device(config: LearnerConfig) -> LearnerConfig:

@@ -12,12 +12,17 @@ from operators.trainer.assembly import BatchAssembly
 log = logging.getLogger(__name__)
 
 
+READ_S = 5.0
+"""A read of the notes opens a consumer."""
+
+
 class MissingBatchWatch:
     """Watches for a gap in the batches of `assembly`: a later batch in the log without the next one.
 
     Another writer than the buffer may have written the later one, with any number. So the next one is missing only if
     the buffer has made it, by its own commit notes, and it has not arrived `wait_s` seconds after `notes` said so: a
-    batch and its note become visible at different times. `notes` is read when a gap is seen, then every `wait_s`.
+    batch and its note become visible at different times. `notes` is read when a gap is seen, then every `wait_s`, but
+    at most every `READ_S`.
     """
 
     def __init__(self, assembly: BatchAssembly, wait_s: float, notes: ReadNotes) -> None:
@@ -37,13 +42,18 @@ class MissingBatchWatch:
         if missing is None:
             self.reset()
             return
-        if self._since is not None and now - self._since < self._wait_s:
+        known = self._made == missing.number
+        if self._since is not None and now - self._since < (self._wait_s if known else max(self._wait_s, READ_S)):
             return
-        if self._made == missing.number:
+        if known:
             raise missing
         self._since = now
-        if batches_made(self._notes) > missing.number:
+        made = batches_made(self._notes)
+        if made is None:
+            return
+        if made > missing.number:
             self._made = missing.number
+            log.warning("%s. The trainer ends unless it arrives within %g s", missing, self._wait_s)
         elif self._warned != missing.number:
             self._warned = missing.number
             log.warning(
@@ -52,16 +62,16 @@ class MissingBatchWatch:
             )
 
 
-def batches_made(notes: ReadNotes) -> int:
-    """How many batches all shards of the buffer have made, by their last commits; 0 if that cannot be read now."""
+def batches_made(notes: ReadNotes) -> int | None:
+    """How many batches all shards of the buffer have made, by their last commits; None if that is not known now."""
     try:
         found = notes("experience")
     except NotesUnavailable as error:
         log.warning("whether a batch is missing is not known: %s", error)
-        return 0
+        return None
     present = [note for note in found.values() if not note.sealed]
     if not found or len(present) < layout_of(found):
-        return 0  # a shard has not committed yet, or their number is being changed
+        return None  # a shard has not committed yet, or their number is being changed
     return min(_made(note) for note in present)
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 from infra.files import write_atomically
 from infra.kafka.producer import open_producer
 from infra.kafka.properties import ClientProperties
-from infra.kafka.role_notes import ReadNotes
+from infra.kafka.role_notes import NotesUnavailable, ReadNotes
 from infra.kafka.topic_reader import StoredRecord, follow_topic
 from schemas.codec import encode
 from schemas.records import RankAddress
@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 _WRITE_S = 60.0
 _LONGEST_KEY = 20
+_READ_EVERY = 4
+"""Of so many polls without another address, one reads rank 0's commit note again: that opens a consumer."""
 
 
 class Addresses(Protocol):
@@ -65,7 +67,8 @@ class AddressTopic:
         self._client, self._topic, self._notes = client, RANKS.name(run), notes
         self._polls: Iterator[list[StoredRecord]] | None = None
         self._found: dict[int, RankAddress] = {}
-        """The last address of each start, but of starts before the newest."""
+        """The last address of each start, without those before the newest that has begun."""
+        self._polls_without = 0
         self._started = 0
         """The newest start of rank 0 that is known to have begun."""
         self._refused: set[int] = set()
@@ -84,7 +87,7 @@ class AddressTopic:
         """The last address of the latest start in the log; waits up to half a second for another one.
 
         A record that is no address is skipped with a warning, and so is one of a start that rank 0 has not committed:
-        it is of another program, unless the note becomes visible. Raises UnknownTopic, KafkaError, NotesUnavailable.
+        it is of another program, unless the note becomes visible. Raises UnknownTopic, KafkaError.
         """
         if self._polls is None:
             self._polls = follow_topic(self._client, self._topic, {0: 0})
@@ -94,6 +97,7 @@ class AddressTopic:
             for row in record.rows:
                 if isinstance(row, RankAddress):
                     self._found[_start_of(record.key)] = row
+                    self._polls_without = 0
         return self._newest_begun()
 
     def close(self) -> None:
@@ -104,8 +108,10 @@ class AddressTopic:
 
     def _newest_begun(self) -> RankAddress | None:
         """The address of the latest start that rank 0 has begun: it has committed the number before it listens."""
-        if max(self._found, default=0) > self._started and (note := self._notes("trainer").get(0)) is not None:
-            self._started = max(self._started, note.start)
+        if max(self._found, default=0) > self._started:
+            if self._polls_without % _READ_EVERY == 0:
+                self._started = max(self._started, self._committed_start())
+            self._polls_without += 1
         begun = [start for start in self._found if start <= self._started]
         for start in self._found.keys() - begun - self._refused:
             self._refused.add(start)
@@ -116,6 +122,15 @@ class AddressTopic:
         for start in sorted(begun)[:-1]:
             del self._found[start]
         return self._found[max(begun)] if begun else None
+
+    def _committed_start(self) -> int:
+        """The start number of rank 0's last commit; 0 if it has none, or if that cannot be read now."""
+        try:
+            note = self._notes("trainer").get(0)
+        except NotesUnavailable as error:
+            log.warning("whether rank 0 has begun another start is not known: %s", error)
+            return 0
+        return 0 if note is None else note.start
 
 
 def _start_of(key: bytes | None) -> int:

@@ -92,7 +92,8 @@ class Replay:
             yield self._update(batch)
             if self._batches_taken == limit:
                 return
-        if (missing := assembly.missing()) is not None and batches_made(self._notes) > missing.number:
+        missing = assembly.missing()
+        if missing is not None and (batches_made(self._notes) or 0) > missing.number:
             raise missing
 
     def save_state(self, folder: Path) -> None:

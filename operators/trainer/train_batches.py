@@ -293,7 +293,7 @@ class FinalModel:
     def _write(self) -> None:
         joint = self.training.joint
         try:
-            with closing(joint.gather()) as tensors:  # before the next attempt, though the error has a reference
+            with closing(joint.gather()) as tensors:  # the error refers to it until the next attempt
                 self.training.rendezvous.services.write_model(
                     *(self.training.model, self.model, joint.full.specs(), tensors, self.folder)
                 )

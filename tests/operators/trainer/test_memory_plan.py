@@ -126,6 +126,8 @@ def test_offloaded_state_is_in_host_memory_only_with_gpus() -> None:
     assert offloaded_bytes(SHAPE, on_gpu) == kept.parts["moments"] + kept.parts["reference"]
     turns = TrainingConfig(learner=LearnerConfig(algorithm=algorithm, share_device=True), device="cuda")
     assert offloaded_bytes(SHAPE, turns) == (16 + 4) * SHAPE.parameters
+    alone = TrainingConfig(learner=LearnerConfig(share_device=True), device="cuda")
+    assert offloaded_bytes(SHAPE, alone) == 0
 
 
 def test_models_that_share_a_device_need_the_largest_ones_memory() -> None:

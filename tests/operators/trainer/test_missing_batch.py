@@ -20,11 +20,11 @@ def noted(shards: int, batch: int, **state: Any) -> Note:
 @pytest.mark.parametrize(
     ("notes", "made"),
     [
-        ({}, 0),
+        ({}, None),
         ({0: Note()}, 0),
         ({0: noted(1, 7)}, 7),
         ({0: noted(2, 7), 1: noted(2, 5)}, 5),
-        ({0: noted(2, 7)}, 0),
+        ({0: noted(2, 7)}, None),
         ({0: noted(1, 7), 1: replace(noted(2, 5), sealed=True)}, 7),
         ({0: noted(1, 7), 1: noted(1, 5)}, 5),
         ({0: noted(1, 7, progress={"0": [31, 7], "1": [29, 6]})}, 6),
@@ -40,7 +40,7 @@ def noted(shards: int, batch: int, **state: Any) -> Note:
         "slowest division",
     ],
 )
-def test_batches_are_made_if_all_shards_have_made_them(notes: Mapping[int, Note], made: int) -> None:
+def test_batches_are_made_if_all_shards_have_made_them(notes: Mapping[int, Note], made: int | None) -> None:
     assert batches_made(lambda pipeline: notes if pipeline == "experience" else {}) == made
 
 
@@ -48,5 +48,5 @@ def test_no_batch_counts_as_made_while_notes_cannot_be_read(caplog: pytest.LogCa
     def unavailable(pipeline: str) -> NoReturn:
         raise NotesUnavailable("no broker responds")
 
-    assert batches_made(unavailable) == 0
+    assert batches_made(unavailable) is None
     assert "whether a batch is missing is not known: no broker responds" in caplog.text

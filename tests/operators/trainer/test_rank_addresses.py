@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from infra.kafka.broker import Broker
 from infra.kafka.note import Note
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
+from infra.kafka.role_notes import NotesUnavailable
 from infra.kafka.session import Partition, Session, SessionConfig
 from infra.listening import listening_socket
 from operators.trainer.rank_addresses import Addresses, AddressFile, AddressTopic
@@ -30,7 +32,7 @@ class RanksTopic:
     """The topic `ranks` of `run`, whose rank 0 has committed start `begun`."""
 
     def __init__(self, client: ClientProperties, run: str) -> None:
-        self.client, self.run, self.begun = client, run, 3
+        self.client, self.run, self.begun, self.available = client, run, 3, True
         with admin_client(client) as admin:
             create_topics(admin, [TopicSpec(RANKS.name(run), 1), TopicSpec(RESTORE.name(run), 1)])
 
@@ -39,6 +41,8 @@ class RanksTopic:
 
     def _notes(self, pipeline: str) -> dict[int, Note]:
         assert pipeline == "trainer"
+        if not self.available:
+            raise NotesUnavailable("no broker responds")
         return {0: Note(self.begun), 1: Note(99)}
 
 
@@ -100,7 +104,21 @@ def test_address_of_a_start_to_come_does_not_count(topic: RanksTopic, caplog: py
         writer.write(address(2), 4)
         assert [next(ports) for _ in range(3)] == [1, 1, 1]
         topic.begun = 4
-        assert next(ports) == 2
+        assert 2 in islice(ports, 10)
+
+
+def test_rank_waits_on_while_the_notes_cannot_be_read(topic: RanksTopic, caplog: pytest.LogCaptureFixture) -> None:
+    writer = topic.open()
+    with closing(topic.open()) as reader:
+        ports = port_of(reader)
+        writer.write(address(1), 3)
+        assert next(ports) == 1
+        topic.available = False
+        writer.write(address(2), 4)
+        assert [next(ports) for _ in range(10)] == [1] * 10
+        assert 0 < caplog.text.count("is not known: no broker responds") < 10
+        topic.available, topic.begun = True, 4
+        assert 2 in islice(ports, 10)
 
 
 def test_start_of_rank_0_has_begun_when_it_writes(topic: RanksTopic) -> None:
