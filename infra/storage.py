@@ -22,21 +22,23 @@ from urllib.parse import parse_qs, urlsplit
 from infra.files import write_durably
 
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
-HTTPS = 443
+HTTP, HTTPS, HDFS = 80, 443, 8020
 _PROBE = ".writable"
 _PASSWORD = re.compile(r"[^/@?]*:[^@?]*@|[^?]*\?(.*&)?[^=&]*(key|secret|token|password)[^=&]*=", re.IGNORECASE)
 """After "://": a password before the host, which may contain slashes, or an option that is one."""
 
 
 def port_of(place: str) -> int:
-    """The port of the object store at the URI `place`: the one that it names, else that of HTTPS, or of HTTP.
+    """The port of the storage at the URI `place`: the one that it names, else that of its protocol.
 
     Raises ValueError if it is no number.
     """
     parts = urlsplit(place)
     options = parse_qs(parts.query)
     (server,) = options.get("endpoint_override", [parts.netloc])[:1]
-    return urlsplit(f"//{server.rpartition('//')[2]}").port or (80 if options.get("scheme") == ["http"] else HTTPS)
+    in_clear_text = server.startswith("http://") or options.get("scheme") == ["http"]
+    default = HDFS if parts.scheme in ("hdfs", "viewfs") else HTTP if in_clear_text else HTTPS
+    return urlsplit(f"//{server.rpartition('//')[2]}").port or default
 
 
 class RemotePath:
@@ -199,7 +201,8 @@ def open_storage(text: str) -> StorageFolder:
 def check_storage(name: str, text: str) -> None:
     """Raise ValueError, as `open_storage` does, with the name of the setting whose value is `text`."""
     try:
-        open_storage(text)
+        if isinstance(open_storage(text), RemotePath):
+            port_of(text)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 

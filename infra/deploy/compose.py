@@ -73,10 +73,15 @@ def _service(plan: DeploymentPlan, unit: Unit, index: int, gpus: range) -> dict[
             "interval": "30s",
             "start_period": "600s",
         },
-        "cpus": unit.cpus,
+        "cpu_shares": _shares(unit.cpus),
         "mem_limit": f"{unit.memory_gib}g",
         **({"deploy": {"resources": {"reservations": {"devices": devices}}}} if gpus else {}),
     }
+
+
+def _shares(processors: float) -> int:
+    """Its part while others want processors, too; a machine may have fewer than all containers request."""
+    return max(2, round(1024 * processors))
 
 
 def _reached(plan: DeploymentPlan, unit: Unit, index: int) -> dict[str, Any]:
@@ -96,7 +101,7 @@ def _metrics(plan: DeploymentPlan) -> dict[str, Any]:
         "volumes": [f"./secrets:{SECRETS}:ro"],
         **_CONFINED,
         "ports": [f"127.0.0.1:{METRICS_PORT}:{METRICS_PORT}"],
-        "cpus": 1.0,
+        "cpu_shares": _shares(1.0),
         "mem_limit": "2g",
     }
 

@@ -8,6 +8,7 @@ from typing import Any
 from kafka import TopicPartition
 from kafka.errors import KafkaTimeoutError
 
+from infra.kafka.client_patches import position_in
 from infra.kafka.log_gaps import NEW_RUN, CannotResume
 from infra.kafka.note import MAX_IDLE_POLLS, POLL_MS, place_of
 from infra.kafka.record_batches import Marker
@@ -41,7 +42,11 @@ def _aborted(observer: Any, offsets: Mapping[TopicPartition, int]) -> Iterator[T
     for place in followed:
         observer.seek(place, max(begins[place], offsets[place]))
     idle = 0
-    while followed := {place: output for place, output in followed.items() if observer.position(place) < ends[place]}:
+    while followed := {
+        place: output
+        for place, output in followed.items()
+        if (position_in(observer, place, POLL_MS) or 0) < ends[place]
+    }:
         observer.assign(list(followed))  # the others are not read any further
         polled = observer.poll(timeout_ms=POLL_MS)
         idle = 0 if polled else idle + 1

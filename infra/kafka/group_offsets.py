@@ -52,11 +52,11 @@ def set_group_offsets(
         with closing(uncommitted_consumer(client)) as observer:  # the predecessor commits nothing more
             note = last_note(observer, place, group)
         assert note is not None
+        release = _release_of(client, group, restore.topic)
         named = {name_of((topic, number)): offset for number, offset in offsets.items()}
         moved = replace(note, offsets={**note.offsets, **named}, commit=note.commit + 1, written={})
         value, headers = encode(CommitNote(group, moved.encode(), wall_ms()))
         producer.begin([place])
-        release = _release_of(client, group, restore.topic)
         producer.send(restore.topic, value, group.encode(), [*headers, *release], restore.partition)
         committed = {TopicPartition(topic, number): OffsetAndMetadata(to, "", -1) for number, to in offsets.items()}
         producer.send_offsets_to_transaction(committed, group)

@@ -25,7 +25,8 @@ def log_ends(
     """Offsets after all that is written to `places` now, open transactions included. Raises EndsUnknown.
 
     They are the offsets of records that a transaction of `transactional_id` writes and aborts: a broker that is cut off
-    from the others would name older ends (see `present_leaders`). It takes at most `transaction_timeout_s` seconds.
+    from the others would name older ends (see `present_leaders`). The transaction takes `transaction_timeout_s` seconds
+    at most.
     """
     if (reason := clients.problem()) is not None:
         raise EndsUnknown(reason)

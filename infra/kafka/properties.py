@@ -43,7 +43,8 @@ _compression = _one_of(none=None, gzip="gzip", snappy="snappy", lz4="lz4", zstd=
 _protocol = _one_of(plaintext="PLAINTEXT", ssl="SSL", sasl_plaintext="SASL_PLAINTEXT", sasl_ssl="SASL_SSL")
 
 
-def _servers(value: str) -> list[str]:
+def parse_servers(value: str) -> list[str]:
+    """The brokers that `value` lists. Raises ValueError unless each is host:port."""
     servers = [server.strip() for server in value.split(",") if server.strip()]
     if not servers or not all(re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\s]+):\d{1,5}", server) for server in servers):
         raise ValueError("not a list of host:port,host:port")
@@ -52,7 +53,7 @@ def _servers(value: str) -> list[str]:
 
 # Java's name (kafka-python's with underscores) -> parser of its value, and the clients it applies to.
 _SETTINGS: dict[str, tuple[Callable[[str], Any], tuple[str, ...]]] = {
-    "bootstrap.servers": (_servers, _EVERY),
+    "bootstrap.servers": (parse_servers, _EVERY),
     "client.id": (str, _EVERY),
     "client.dns.lookup": (str, _EVERY),
     "security.protocol": (_protocol, _EVERY),
@@ -196,7 +197,7 @@ class ClientProperties:
     def bootstrap_servers(self) -> str:
         """The brokers' addresses, `host:port[,host:port]`."""
         name = "bootstrap.servers"
-        return ",".join(_servers(_expanded(name, self.entries[name])))
+        return ",".join(parse_servers(_expanded(name, self.entries[name])))
 
     def consumer(self, **arguments: Any) -> dict[str, Any]:
         """Return the keyword arguments of a KafkaConsumer; `arguments` take precedence. Raises ValueError."""

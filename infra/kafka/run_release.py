@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
+from typing import NamedTuple
 
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
@@ -20,8 +22,15 @@ DELIVER_S = 60.0
 log = logging.getLogger(__name__)
 
 
-def read_release(client: ClientProperties, run: str) -> str | None:
-    """The release of `run`; None if none is recorded, as before 0.3.0.
+class Recorded(NamedTuple):
+    """The release of a run, None if there is none, as before 0.3.0; `ignored` are newer ones that do not count."""
+
+    release: str | None
+    ignored: Collection[str]
+
+
+def recorded(client: ClientProperties, run: str) -> Recorded:
+    """What is recorded as the release of `run`.
 
     One newer than this release counts once a role of it has committed: only then may its records be there. Any program
     that may write to the topic could else keep all roles from starting.
@@ -29,21 +38,29 @@ def read_release(client: ClientProperties, run: str) -> str | None:
     topic = SCHEMAS.name(run)
     try:
         found = [row.release for row in read_rows(client, topic, RunRelease) if is_release(row.release)]
-        newer = {each for each in found if release_numbers(each) > release_numbers(NEWEST)}
-        committed = _newest_committed(client, run) if newer else ()
     except UnknownTopic:
-        return None
-    ignored = {each for each in newer if release_numbers(each) > committed}
-    for each in sorted(ignored):
+        return Recorded(None, ())
+    newer = {each for each in found if release_numbers(each) > release_numbers(NEWEST)}
+    committed = _newest_committed(client, run) if newer else ()
+    ignored = sorted(each for each in newer if release_numbers(each) > committed)
+    for each in ignored:
         log.warning("release %s in %s is ignored: no role of it has committed in this run", each, topic)
     counted = [each for each in found if each not in ignored]
-    return counted[-1] if counted else None
+    return Recorded(counted[-1] if counted else None, ignored)
+
+
+def read_release(client: ClientProperties, run: str) -> str | None:
+    """The release of `run`, see `recorded`."""
+    return recorded(client, run).release
 
 
 def _newest_committed(client: ClientProperties, run: str) -> tuple[int, ...]:
     """The newest release of which a role has committed, in numbers; () if there is none."""
-    releases = (release_of(note).partition(".dev")[0] for note in last_notes(client, run).values())
-    return max((release_numbers(each) for each in releases if is_release(each)), default=())
+    try:
+        notes = last_notes(client, run).values()
+    except UnknownTopic:
+        return ()
+    return max((release_numbers(each) for each in map(release_of, notes) if is_release(each)), default=())
 
 
 def record_release(client: ClientProperties, run: str, release: str) -> None:
@@ -67,4 +84,5 @@ def last_notes(client: ClientProperties, run: str) -> dict[str, StoredRecord]:
 
 def release_of(note: StoredRecord) -> str:
     """The release that wrote `note`; "" for 0.2.0."""
-    return next((value.decode(errors="replace")[:40] for name, value in note.headers if name == NOTE_HEADER[0]), "")
+    named = (value.decode(errors="replace")[:40] for name, value in note.headers if name == NOTE_HEADER[0])
+    return next(named, "").partition(".dev")[0]

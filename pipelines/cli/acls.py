@@ -14,6 +14,7 @@ from pipelines.present.output import Report
 from pipelines.roles import ALL_PIPELINES
 
 app = Commands()
+LOCAL = "localhost:9092"
 
 
 @app.command()
@@ -21,8 +22,14 @@ def acls(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The run's name; the run need not exist yet.")],
     apply: Annotated[bool, typer.Option("--apply", help="Create the ACLs, as an administrator.")] = False,
     brokers: Annotated[
-        str, typer.Option("--bootstrap-server", "-b", metavar="HOST:PORT", help="The Kafka brokers.")
-    ] = "localhost:9092",
+        str | None,
+        typer.Option(
+            "--bootstrap-server",
+            "-b",
+            metavar="HOST:PORT",
+            help="The Kafka brokers, also in place of FILE's; by default localhost:9092.",
+        ),
+    ] = None,
     command_config: Annotated[
         Path | None,
         typer.Option("--command-config", "-F", metavar="FILE", help="The administrator's Kafka client properties."),
@@ -42,13 +49,13 @@ def acls(
     """
     from infra.deploy.role_acls import role_acls
     from infra.kafka.acls import acl_command, create_acls
-    from infra.kafka.properties import ClientProperties
     from pipelines.cli.broker import IMPORT
+    from pipelines.cli.options import properties_of
 
     lists = role_acls(run, (*ALL_PIPELINES, IMPORT))
     if apply:
-        client = ClientProperties.at(brokers) if command_config is None else ClientProperties.from_file(command_config)
-        entries = create_acls(client, lists)
+        address = brokers if command_config is not None else brokers or LOCAL
+        entries = create_acls(properties_of(address, command_config), lists)
         return Report({"run": run, "entries": entries}, lambda: f"run {run}: created {entries} ACL entries", json)
-    lines = [acl_command(each, brokers, str(command_config or "")) for each in lists]
+    lines = [acl_command(each, brokers or LOCAL, str(command_config or "")) for each in lists]
     return Report([asdict(each) for each in lists], lambda: "\n".join(lines), as_json=json)

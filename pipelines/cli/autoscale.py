@@ -40,7 +40,18 @@ def autoscale(address: Address, printing: Printing, count: LastOption = 20, foll
         after = Edge("offset", records[-1].offset + 1) if records else Edge("end", 0)
         rows = chain(rows, _rows(read_topic(connection.client, name, start=after, follow=True)))
     none = f"the autoscaler of run {connection.run} has not decided anything, or the run has none ([autoscaling])"
-    return RowOutput(([row] for row in rows), COLUMNS, printing.form("lines", follow=follow), none, line=scaling_line)
+    form = printing.form("lines", follow=follow)
+    return RowOutput(([row] for row in rows), COLUMNS, form, none, line=scaling_line, schema=_schema)
+
+
+def _schema() -> Any:
+    """The columns of decisions and outcomes, for Arrow and CSV."""
+    import pyarrow as pa
+
+    numbers = ("number", "at", "running", "before", "target")
+    texts = ("event", "reason", "policy", "actuator")
+    fields = {**dict.fromkeys(numbers, pa.int64()), **dict.fromkeys(texts, pa.string())}
+    return pa.schema({**fields, "seconds": pa.float64(), "dry_run": pa.bool_()})
 
 
 def _rows(records: Iterable[StoredRecord]) -> Iterator[dict[str, Any]]:

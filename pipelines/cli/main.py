@@ -60,7 +60,7 @@ COMMANDS: dict[str, CommandModule] = {
 READ_ONLY = {"topics", "samples", "trajectory", "lineage", "watch", "metrics", "trace", "relays", "replicas", "plans"}
 READ_ONLY |= {"weights list", "weights show", "autoscale"}
 """The read-only commands, which start with `light_imports`."""
-FULL_IMPORTS = {"topics create"}
+FULL_IMPORTS = {"topics create", "topics reset"}
 """Commands of a read-only group that need the whole configuration."""
 
 app = Commands(

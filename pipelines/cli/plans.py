@@ -54,7 +54,23 @@ def plans(address: Address, printing: Printing, count: LastOption = 10, follow: 
         new = read_topic(connection.client, name, start=after, follow=True)
         rows = chain(rows, (_single_row(row) for record in new for row in record.rows))
     none = f"run {connection.run} has no plans: no trajectory was moved"
-    return RowOutput(([row] for row in rows), COLUMNS, printing.form("lines", follow=follow), none, line=plan_lines)
+    form = printing.form("lines", follow=follow)
+    return RowOutput(([row] for row in rows), COLUMNS, form, none, line=plan_lines, schema=_schema)
+
+
+def _schema() -> Any:
+    """The columns of plans, of stage groups and of outcomes, for Arrow and CSV."""
+    import pyarrow as pa
+
+    number, text, texts = pa.int64(), pa.string(), pa.list_(pa.string())
+    numbers = dict.fromkeys(("source", "destination", "kv_tokens"), number)
+    move = pa.struct({**numbers, **dict.fromkeys(("trajectory_ids", *OUTCOMES, "open"), texts)})
+    load = pa.struct(dict.fromkeys(("replica", "kv_used", "kv_capacity", "requests"), number))
+    stage = pa.struct({**dict.fromkeys(("replica", "incarnation", "first", "end"), number), "address": text})
+    plan = {"plan_id": text, "reason": text, "policy_version": text, "planned_at": number, "moves": pa.list_(move)}
+    ended = {"before": pa.list_(load), "after": pa.list_(load), "ended_at": number}
+    group = {"stages": pa.list_(stage), "replaces": text, "seconds_left": pa.float64(), "note": text}
+    return pa.schema({**plan, **ended, **group})
 
 
 def _since_plan(client: ClientProperties, name: str, count: int) -> list[StoredRecord]:

@@ -6,6 +6,7 @@ import time
 from contextlib import suppress
 from typing import Annotated
 
+import psutil
 import typer
 
 from infra.escaping import print_escaped
@@ -56,9 +57,11 @@ def stop_command(
     for each in submitted:
         stopped = stop_submitted(each, deadline) and stopped
     foreground = [] if found.supervised else [role for role in found.state["roles"].values() if "respawner" not in role]
-    for process in filter(None, map(process_of, foreground)):
-        process.terminate()
-        stopped = has_ended(process, deadline) and stopped
+    processes = [*filter(None, map(process_of, foreground))]
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+    stopped = all(has_ended(each, deadline) for each in processes) and stopped
     if not active:
         text = f"run {found.run} is not running: its status is {found.status}"
     elif stopped:

@@ -115,6 +115,12 @@ def submit(
         raise typer.BadParameter(f"{pipeline} has one process only", param_hint="--group-size")
     if group_size > 1 and (detach or dry_run):
         raise typer.BadParameter("a group runs in the foreground and without --dry-run", param_hint="--group-size")
+    if group_size > 1 and (replica is not None or machine is not None):
+        raise typer.BadParameter("name a group by --index, which counts groups", param_hint="--group-size")
+    if dry_run and detach:
+        raise typer.BadParameter("--dry-run submits nothing: leave out --detach", param_hint="--dry-run")
+    if svg is not None and not dry_run:
+        raise typer.BadParameter("only --dry-run draws the graph", param_hint="--svg")
     if machine is not None and (pipeline != "relay" or index):
         raise typer.BadParameter("--machine is only for relay, and excludes --index", param_hint="--machine")
     if not (dry_run or detach):  # before the imports, which take long

@@ -75,7 +75,7 @@ def tail_command(
         items = ([envelope(item) for item in part] for part in items)
     elif kind in ("table", "csv", "csv-raw", "arrow"):
         items = ([row for item in part for row in as_rows(item)] for part in items)
-    return RowOutput(items, TAIL_COLUMNS, kind, f"{name} has no matching records", line, schema=TAIL_SCHEMA)
+    return RowOutput(items, TAIL_COLUMNS, kind, f"{name} has no matching records", line, schema=lambda: TAIL_SCHEMA)
 
 
 def _limited(parts: Iterable[list[Any]], count: int | None) -> Iterator[list[Any]]:

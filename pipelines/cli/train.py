@@ -70,6 +70,8 @@ def memory(
       laminar train memory config.toml --model models/Qwen2.5-7B --set trainer.ranks=4
       laminar train memory --json | jq .rows
     """
+    if config is None and (model is not None or changes):
+        raise typer.BadParameter("the documented set-ups are fixed: give CONFIG, too", param_hint="CONFIG")
     if config is not None:
         rows = [_model_row(config, model, changes or [])]
         return Report({"rows": rows}, lambda: _memory_table(rows), as_json=json)
@@ -114,7 +116,10 @@ def replay(
     from pipelines.inspect.replayed_training import TrainingReplay
 
     task = _task(folder, run, changes or [], out)
-    connection = connect(None if run == "latest" else run, kafka.brokers, kafka.command_config, folder, read_only=True)
+    latest = task.config.run.name if kafka.given else None
+    connection = connect(
+        latest if run == "latest" else run, kafka.brokers, kafka.command_config, folder, read_only=True
+    )
     trim_point = newest_trim_point(connection.client, task.config.run.name)
     started = time.monotonic()
     task.out.mkdir(parents=True)

@@ -39,8 +39,8 @@ class RowOutput:
     """A result of JSON-ready rows, printed part by part: memory use does not grow with their number.
 
     `columns` are the columns of a table; None: every column that is set in the first part. `cells` returns the table
-    cells of a row, `line` its line. `none` is the text for a result without rows. Without an Arrow `schema` the first
-    part determines it.
+    cells of a row, `line` its line. `none` is the text for a result without rows. `schema` returns the Arrow schema;
+    without one the first part determines it. With one, what a row lacks is null.
     """
 
     parts: Iterable[Sequence[Row]]
@@ -49,7 +49,7 @@ class RowOutput:
     none: str = ""
     line: Callable[[Row], str] = str
     cells: Callable[[Row], Row] = lambda row: row
-    schema: Any = None
+    schema: Callable[[], Any] | None = None
     exit_code: int = 0
 
 
@@ -74,10 +74,10 @@ def table(rows: Iterable[Row], columns: Sequence[str], title: str = "", head: bo
         title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold", show_header=head
     )
     for name in columns:
-        numeric = any(isinstance(row[name], int | float) for row in listed)
+        numeric = any(isinstance(row.get(name), int | float) for row in listed)
         result.add_column(name.upper().replace("_", "-"), justify="right" if numeric else "left", overflow="fold")
     for row in listed:
-        result.add_row(*[_cell(row[name]) for name in columns])
+        result.add_row(*[_cell(row.get(name)) for name in columns])
     return result
 
 
@@ -107,7 +107,7 @@ def _table(result: RowOutput) -> None:
     columns, empty = result.columns, True
     for part in result.parts:
         if part:
-            columns = columns or [name for name in part[0] if any(row[name] is not None for row in part)]
+            columns = columns or [name for name in part[0] if any(row.get(name) is not None for row in part)]
             _print(table(map(result.cells, part), columns, head=empty))
             empty = False
     if empty and result.none:
@@ -147,12 +147,12 @@ def _csv(result: RowOutput, text: Callable[[str], str] = escape_csv_cell) -> Non
         value = compact(value) if isinstance(value, list | dict) else value
         return text(value) if isinstance(value, str) else value
 
-    writer = None
+    writer, names = None, list(result.schema().names) if result.schema is not None else None
     for part in result.parts:
         for row in part:
             if writer is None:
-                writer = csv.DictWriter(sys.stdout, list(row), lineterminator="\n")
-                writer.writerow({name: text(name) for name in row})
+                writer = csv.DictWriter(sys.stdout, names or list(row), lineterminator="\n")
+                writer.writerow({name: text(name) for name in names or row})
             writer.writerow({name: cell(value) for name, value in row.items()})
         sys.stdout.flush()
 
@@ -161,7 +161,7 @@ def _arrow(result: RowOutput) -> None:
     import pyarrow as pa
 
     def tables() -> Iterable[Any]:
-        schema = result.schema
+        schema = None if result.schema is None else result.schema()
         for part in result.parts:
             if part:
                 rows = pa.Table.from_pylist(list(part), schema=schema)

@@ -106,8 +106,7 @@ def units_of(config: Config) -> list[Unit]:
     for role in roles_of(config):
         counts[role.pipeline] = counts.get(role.pipeline, 0) + 1
     memory = host_memory(config)
-    units = [_unit(config, name, count, memory) for name, count in counts.items()]
-    return [_grouped(config, unit) for unit in units]
+    return [_unit(config, name, count, memory) for name, count in counts.items()]
 
 
 def _unit(config: Config, name: str, count: int, memory: Mapping[str, int]) -> Unit:
@@ -118,13 +117,16 @@ def _unit(config: Config, name: str, count: int, memory: Mapping[str, int]) -> U
     on_gpus = config.trainer.device.startswith("cuda")
     rollouts_too = on_gpus or config.rollout.engine == "vllm"
     gpus = {"trainer": int(on_gpus), "rollout": config.rollout.tensor_parallel * rollouts_too}
+    group = ranks_of_container(config) if name == "trainer" else 1
+    own, rank_0 = config.deploy.memory_gib.get(name), config.trainer.rank_0_host
     return Unit(
         name,
-        count,
+        count // group,
         placement=_placement(name, count),
-        cpus=config.deploy.cpus.get(name, _CPUS.get(name, 1.0)),
-        memory_gib=config.deploy.memory_gib.get(name, gib),
-        gpus=0 if config.emulated else gpus.get(name, 0),
+        group=group,
+        cpus=group * config.deploy.cpus.get(name, _CPUS.get(name, 1.0)),
+        memory_gib=gib if own is None else group * own,
+        gpus=0 if config.emulated else group * gpus.get(name, 0),
         weights=name in _WITH_WEIGHTS and not config.emulated,
         volume=_VOLUME.get(name, "read"),
         scales="rollout" if scales_pods else "",
@@ -132,6 +134,7 @@ def _unit(config: Config, name: str, count: int, memory: Mapping[str, int]) -> U
         if name == "rollout"
         else Unit.grace_s,
         port=config.gateway.port if name == GATEWAY and config.gateway is not None else 0,
+        first_host=rank_0 if name == "trainer" and not is_loopback(rank_0) else "",
     )
 
 
@@ -139,20 +142,6 @@ def _placement(name: str, count: int) -> Placement:
     if name == "relay":
         return "machine"
     return "indexed" if name in SHARDED and (name, count) != ("score", 1) else "single"
-
-
-def _grouped(config: Config, unit: Unit) -> Unit:
-    group = ranks_of_container(config) if unit.name == "trainer" else 1
-    rank_0 = "" if is_loopback(config.trainer.rank_0_host) else config.trainer.rank_0_host
-    return replace(
-        unit,
-        first_host=rank_0 if unit.name == "trainer" else "",
-        count=unit.count // group,
-        group=group,
-        cpus=unit.cpus * group,
-        memory_gib=unit.memory_gib * group,
-        gpus=unit.gpus * group,
-    )
 
 
 def files_of(plan: DeploymentPlan) -> dict[str, str]:
@@ -173,16 +162,17 @@ def model_copy(config: Config) -> Path | None:
 
 
 def host_memory(config: Config) -> Mapping[str, int]:
-    """GiB of one process by role; PROCESS_GIB for all others. Raises ValueError if the model's files are invalid.
+    """GiB of one container by role; PROCESS_GIB for all others. Raises ValueError if the model's files are invalid.
 
-    A machine's weight versions count for the relay and for the trainer: a page of the store is charged to the container
-    that writes it. A rollout holds a copy of the weights while it loads them; on a CPU it also has the KV cache.
+    A machine's weight versions count for the relay and for the trainer, once for all ranks in its container: a page of
+    the store is charged to the container that writes it. A rollout holds a copy of the weights while it loads them; on
+    a CPU it also has the KV cache.
     """
-    folder = model_copy(config)
+    folder, ranks = model_copy(config), ranks_of_container(config)
     if config.emulated:
         return {}
     if folder is None:
-        return _WITHOUT_MODEL
+        return {**_WITHOUT_MODEL, "trainer": _WITHOUT_MODEL["trainer"] * ranks}
     shape = shape_of(folder)
     weights = shape.parameters * ELEMENT_BYTES[config.rollout.weights_dtype]
     stored = weights * (config.relay.keep_versions + 1)
@@ -195,5 +185,7 @@ def host_memory(config: Config) -> Mapping[str, int]:
     rollout = config.rollout
     capacity = rollout.kv_capacity or rollout.most_slots * (rollout.context or 4096)
     kv = 0 if on_gpu else kv_values(readable_config(folder)) * capacity * ELEMENT_BYTES[rollout.weights_dtype]
-    sizes = {"relay": stored, "trainer": stored + rank, "rollout": weights + kv + rollout.kv_megabytes * 10**6}
+    others = (ranks - 1) * PROCESS_GIB * GIB
+    trainer = stored + ranks * rank + others
+    sizes = {"relay": stored, "trainer": trainer, "rollout": weights + kv + rollout.kv_megabytes * 10**6}
     return {role: PROCESS_GIB + math.ceil(size / GIB) for role, size in sizes.items()}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from infra.deploy.plan import SECRETS, resource_prefix
+from infra.kafka.properties import parse_servers
 from infra.listening import is_loopback
+from infra.storage import open_storage
 from operators.gateway.config import GatewayConfig
 from operators.relay.config import RelayConfig
 from pipelines.config import Config, ConfigDraft, ConfigProblems
@@ -39,8 +40,7 @@ def deployment_problems(config: Config) -> list[str]:
     if config.autoscaling is not None and config.autoscaling.actuator == "local":
         found.append("autoscaling.actuator is 'local': in a cluster set 'kubernetes', or a command")
     found += _flink(config)
-    if not config.kafka.bootstrap_servers:
-        found.append("kafka.bootstrap_servers is not set: name the brokers as pods reach them")
+    found += _brokers(config.kafka.bootstrap_servers)
     for key in ("memory_gib", "cpus"):
         roles = dict.fromkeys(role.pipeline for role in roles_of(config))
         for role in sorted(getattr(config.deploy, key).keys() - roles.keys()):
@@ -70,6 +70,16 @@ def deployment_problems(config: Config) -> list[str]:
     return found
 
 
+def _brokers(servers: str) -> Iterator[str]:
+    if not servers:
+        yield "kafka.bootstrap_servers is not set: name the brokers as pods reach them"
+        return
+    try:
+        parse_servers(servers)
+    except ValueError as error:
+        yield f"kafka.bootstrap_servers is {servers!r}: {error}"
+
+
 def _name(config: Config) -> Iterator[str]:
     """That the run's name, which is part of names and labels in the cluster, is invalid there or too long."""
     roles = {role.pipeline: _NAME_OF_STATEFUL_SET for role in roles_of(config)}
@@ -85,9 +95,14 @@ def _name(config: Config) -> Iterator[str]:
 
 
 def ranks_of_container(config: Config) -> int:
-    """Ranks on the GPUs of one machine are processes of one container: only then can the GPUs exchange directly."""
-    on_gpus = config.trainer.device.startswith("cuda") and not config.emulated
-    return math.gcd(config.trainer.ranks, config.deploy.gpus_per_machine) if on_gpus else 1
+    """Ranks on the GPUs of one machine are processes of one container: only then can the GPUs exchange directly.
+
+    As many as fit, the same number in each container.
+    """
+    if config.emulated or not config.trainer.device.startswith("cuda"):
+        return 1
+    ranks = config.trainer.ranks
+    return max(each for each in range(1, min(ranks, config.deploy.gpus_per_machine) + 1) if ranks % each == 0)
 
 
 def _rank_0(config: Config) -> Iterator[str]:
@@ -167,7 +182,8 @@ def _outside_volume(config: Config) -> Iterator[str]:
         ("trainer.checkpoint_folder", config.trainer.checkpoint_folder),
         ("relay.object_store", config.relay.object_store),
     )
-    written += [(key, place) for key, place in shared if place and "://" not in place]
+    stored = ((key, open_storage(place)) for key, place in shared if place)
+    written += [(key, str(place)) for key, place in stored if isinstance(place, Path)]
     for key, path in (*written, *volume_files(config)):
         if volume not in (PurePosixPath(path), *PurePosixPath(path).parents):
             place = f"must be below deploy.volume_path ({volume}), which all containers mount"

@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.run_release import last_notes, read_release, record_release, release_of
+from infra.kafka.run_release import last_notes, read_release, record_release, recorded, release_of
 from pipelines.config import Config
 from pipelines.inspect.audit.audit_run import committed_notes
 from pipelines.inspect.present_notes import present_notes
 from pipelines.roles import AGENT_PIPELINES, processes_of
-from schemas.release import FIRST, NEWEST, RELEASE, NewerRelease, NotInRelease, release_numbers
+from schemas.release import FIRST, NEWEST, RELEASE, NewerRelease, NotInRelease, is_release, release_numbers
 from schemas.topics import RESTORE, run_prefix
 
 
@@ -34,12 +34,17 @@ class StillOlder(RuntimeError):
 
 
 def record_first_release(client: ClientProperties, run: str) -> None:
-    """Record the release of a run that has none: it is new, or its roles are of a release that recorded none."""
+    """Record the release of a run that has none: it is new, or its roles are of a release that recorded none.
+
+    Another program can have replaced the record, too: the oldest role of a run that has begun tells its release.
+    """
     if read_release(client, run) is not None:
         return
-    has_begun = bool(last_notes(client, run))
-    if read_release(client, run) is None:  # else another start has recorded it, maybe before it committed a note
-        record_release(client, run, FIRST if has_begun else NEWEST)
+    releases = [release_of(note) or FIRST for note in last_notes(client, run).values()]
+    release, ignored = recorded(client, run)  # another start may have recorded it, maybe before it committed a note
+    if release is not None or (ignored and not releases):  # a newer release begins this run, or another program wrote
+        return
+    record_release(client, run, min(filter(is_release, releases), key=release_numbers, default=NEWEST))
 
 
 def refuse_new_role(client: ClientProperties, run: str, pipeline: str) -> None:
@@ -52,7 +57,7 @@ def older_roles(client: ClientProperties, run: str) -> list[OlderRole]:
     """The roles of `run` whose last commit was made by an older release, by name."""
     found, present = [], present_notes(committed_notes(client, RESTORE.name(run)))
     for group, note in sorted(last_notes(client, run).items()):
-        if group in present and (release := release_of(note)).partition(".dev")[0] != NEWEST:
+        if group in present and (release := release_of(note)) != NEWEST:
             name = group.removeprefix(run_prefix(run))
             found.append(OlderRole(name, release or FIRST, note.timestamp))
     return found

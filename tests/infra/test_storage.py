@@ -34,7 +34,9 @@ def folder(store: ObjectStore, request: pytest.FixtureRequest) -> RemotePath:
         ("s3://bucket?scheme=https&endpoint_override=https://minio.example:9443", 9443),
         ("s3://bucket?endpoint_override=minio&scheme=http", 80),
         ("abfss://container@account.dfs.core.windows.net/folder", 443),
-        ("hdfs://names:8020/folder", 8020),
+        ("s3://bucket?endpoint_override=http://minio", 80),
+        ("hdfs://names:8120/folder", 8120),
+        ("hdfs://names/folder", 8020),
     ],
 )
 def test_port_of_an_object_store_follows_from_its_uri(place: str, port: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from infra.deploy.kubernetes.names import FLINK_OF, FLINK_REST_PORT, RUN, SUBMITS_TO, WEIGHTS, labels_of, manifest
 from infra.deploy.plan import AGENTS, GATEWAY, METRICS_PORT, DeploymentPlan
+from infra.kafka.properties import parse_servers
 
 _DNS = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
 
@@ -40,7 +41,7 @@ def _policies(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
     """All pods: names and Kafka. Pods with weights: object stores, and each other at any port (KV, collectives)."""
     everyone = {"matchLabels": {RUN: plan.run}}
     extra = plan.deploy.extra_egress_ports
-    kafka = _tcp(*(int(each.rpartition(":")[2]) for each in plan.brokers.split(",")), *extra)
+    kafka = _tcp(*(int(each.rpartition(":")[2]) for each in parse_servers(plan.brokers)), *extra)
     egress: list[dict[str, Any]] = [{"ports": _DNS}, {"ports": kafka}]
     rules = {"podSelector": everyone, "policyTypes": ["Ingress", "Egress"], "ingress": [], "egress": egress}
     yield _policy(plan, "all", rules)

@@ -82,7 +82,7 @@ def test_every_short_option_has_one_meaning() -> None:
 
 def test_show_prints_one_arrow_stream_with_schema(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     schema = pa.schema([("a", pa.int64()), ("b", pa.utf8())])
-    show(RowOutput([[{"a": 1, "b": None}], [{"a": 2, "b": "x"}]], ("a",), "arrow", schema=schema))
+    show(RowOutput([[{"a": 1, "b": None}], [{"a": 2, "b": "x"}]], ("a",), "arrow", schema=lambda: schema))
     rows = pa.ipc.open_stream(capfdbinary.readouterr().out).read_all()
     assert (rows.schema, rows.to_pylist()) == (schema, [{"a": 1, "b": None}, {"a": 2, "b": "x"}])
 

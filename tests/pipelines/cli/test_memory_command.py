@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,11 @@ def test_train_memory_names_a_missing_size(capsys: pytest.CaptureFixture[str], t
         main(["train", "memory", str(file)])
     assert ended.value.code
     assert "has no 'vocab_size'" in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("words", [("--model", "models/mine"), ("--set", "trainer.ranks=2")])
+def test_memory_of_the_set_ups_takes_no_changes(
+    words: tuple[str, str], command: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, _, err = command("train", "memory", *words)
+    assert (code, "the documented set-ups are fixed: give CONFIG, too" in " ".join(err.split())) == (2, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -18,9 +19,10 @@ from infra.kafka.session import Fenced, Partition, Session
 from infra.kafka.session_config import Input, SessionConfig
 from infra.kafka.topic_reader import read_topic
 from infra.kafka.transactions import TransactionalProducer
+from pipelines.distribution import LAMINAR
 from schemas.codec import encode
 from schemas.records import Settled
-from schemas.release import RELEASE
+from schemas.release import NEWEST
 from schemas.topics import RESTORE, SETTLED, group_name
 
 RUN = "repair-commands"
@@ -93,11 +95,20 @@ def test_reset_moves_offsets_back_and_keeps_commit_note(laminar: Laminar, sessio
     with pytest.raises(Fenced):
         running.commit([], {Partition(SETTLED.name(RUN), 0): 5}, {}, {})
     running.close()
-    assert release_of(last_notes(session.client, RUN)[session.group]) == RELEASE
+    assert release_of(last_notes(session.client, RUN)[session.group]) == NEWEST
     after = Session(session)
     assert after.positions() == {Partition(SETTLED.name(RUN), 0): 1, Partition(SETTLED.name(RUN), 1): 3}
     assert (after.note.state, after.start) == ({"mark": 7}, running.start + 1)
     after.close()
+
+
+def test_reset_runs_as_a_process(client: ClientProperties, session: SessionConfig) -> None:
+    """The other commands of `topics` start without numpy."""
+    words = ("topics", "reset", "placement", "settled", "--to", "1", "-p", "0", "--execute", "--json", "--run", RUN)
+    done = subprocess.run([*LAMINAR, *words, "-b", client.bootstrap_servers], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    (row,) = json.loads(done.stdout)
+    assert (row["new_offset"], "dry run" in row["action"]) == (1, False)
 
 
 def test_reset_reports_skipped_offsets(laminar: Laminar, session: SessionConfig) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
@@ -14,8 +15,9 @@ from infra.kafka.broker import Broker
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.topic_reader import read_topic
-from pipelines.cli.plans import COLUMNS, _single_row, plan_lines
+from pipelines.cli.plans import COLUMNS, _schema, _single_row, plan_lines
 from pipelines.cli.replicas import replica_row
+from pipelines.present.output import Form, RowOutput, show
 from schemas.codec import encode
 from schemas.plain import to_plain
 from schemas.records import (
@@ -183,6 +185,25 @@ def test_plans_follow_shows_outcome_as_own_row() -> None:
         "2023-11-14 22:13:22 plan 2-7: 0 → 1  1 handed over, 2 finished before, 1 lost with a replica"
     )
     assert plan_lines(_single_row(PLAN)).endswith("replica 1 40 % → 50 %; 2 open")
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "csv-raw", "arrow", "json", "jsonl", "lines"])
+def test_plans_of_all_kinds_are_one_table(form: Form, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    group = GroupPlan("g3-2", VERSION, (Stage(0, 3, "a:1", 0, 2),), "formed", "", -1.0, "", 0)
+    rows = [[_single_row(each)] for each in (PLAN, ENDS[0], group)]
+    show(RowOutput(rows, COLUMNS, form, line=plan_lines, schema=_schema))
+    out = capfdbinary.readouterr().out
+    if form == "arrow":
+        shown = pa.ipc.open_stream(out).read_all().to_pylist()
+        assert [(each["plan_id"], each["ended_at"], bool(each["stages"])) for each in shown] == [
+            ("2-7", None, False),
+            ("2-7", ENDS[0].ended_at, False),
+            ("g3-2", None, True),
+        ]
+        assert (shown[0]["moves"][0]["open"], shown[1]["moves"][0]["open"]) == (["p3.0", "p3.1"], None)
+        assert all(row[0].keys() <= each.keys() for row, each in zip(rows, shown, strict=True))
+    else:
+        assert b"g3-2" in out
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,17 @@ def test_train_replay_with_other_algorithm_changes_weights(laminar: Laminar, tmp
     assert 0 < result["weight_distance"] < 1
 
 
+def test_latest_run_is_named_to_kafka(laminar: Laminar, runs: Path, tmp_path: Path, broker: Broker) -> None:
+    with admin_client(ClientProperties.at(broker.bootstrap_servers)) as admin:
+        create_topics(admin, [TopicSpec(BATCHES.name("another-run"), 1)])
+    (runs / "latest").symlink_to(RUN)
+    try:
+        code, out, err = laminar("latest", "--out", str(tmp_path / "again"), "--json")
+    finally:
+        (runs / "latest").unlink()
+    assert (code, json.loads(out)["run"] if code == 0 else err) == (0, RUN)
+
+
 def test_replay_ends_before_a_batch_that_was_not_made(laminar: Laminar, tmp_path: Path) -> None:
     code, out, _ = laminar(RUN, "--set", "trainer.optimizer_steps=20", "--out", str(tmp_path / "all"), "--json")
     assert (code, json.loads(out)["steps"]) == (0, 5)

@@ -139,6 +139,24 @@ def test_later_release_of_no_role_is_ignored(
     assert (upgrade(config).exit_code, notes) == (0, [])
 
 
+@pytest.mark.parametrize(
+    ("roles", "release"), [({"score": True}, NEWEST), ({"score": True, "placement": False}, FIRST), ({}, None)]
+)
+def test_replaced_release_is_that_of_the_roles(
+    roles: dict[str, bool], release: str | None, config: Config, commit: Callable[..., Sessions]
+) -> None:
+    """The topic is compacted: the record of another program may be the only one that is left."""
+    client, run = config.kafka.client(), config.run.name
+    with admin_client(client) as admin:
+        names = (RESTORE, SCHEMAS)
+        create_topics(admin, [TopicSpec(each.name(run), 1, config=settings_of(each)) for each in names])
+    for role, newest in roles.items():
+        commit(role, newest=newest)
+    record_release(client, run, LATER)
+    make_topics(config)
+    assert read_release(client, run) == release
+
+
 def test_agents_wait_for_the_upgrade(begun: Config) -> None:
     client, run = begun.kafka.client(), begun.run.name
     refuse_new_role(client, run, "score")

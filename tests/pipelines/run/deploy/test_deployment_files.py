@@ -76,7 +76,7 @@ def test_compose_containers_share_no_gpu(tmp_path: Path) -> None:
         for name, each in services.items()
         if "deploy" in each
     }
-    counts = {**{f"trainer-{index}": 8 for index in range(2)}, **{f"rollout-{index}": 2 for index in range(4)}}
+    counts = {"trainer-0": 16, **{f"rollout-{index}": 2 for index in range(4)}}
     assert {name: len(each[0]["device_ids"]) for name, each in devices.items()} == counts
     assert all((each[0]["driver"], each[0]["capabilities"]) == ("nvidia", ["gpu"]) for each in devices.values())
     assert sorted(int(gpu) for each in devices.values() for gpu in each[0]["device_ids"]) == list(range(24))
@@ -103,9 +103,36 @@ def test_deploy_names_a_compose_file_that_it_left_out(
 
 def test_rank_0_has_the_configured_name_in_a_compose_file(tmp_path: Path) -> None:
     file = run_file(tmp_path, "secured")
-    services = yaml.safe_load(files_of(plan_of(file, ("deploy.gpus_per_machine=24",)))["compose.yaml"])["services"]
+    services = yaml.safe_load(files_of(plan_of(file, ("trainer.device='cpu'",)))["compose.yaml"])["services"]
     aliases = {"aliases": [load_config(file).trainer.rank_0_host]}
     assert (services["trainer-0"]["networks"], "networks" in services["trainer-1"]) == ({"default": aliases}, False)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "pods"), [(16, 8, 2), (12, 8, 2), (6, 8, 1), (7, 4, 7), (9, 8, 3), (16, 24, 1), (1, 8, 1)]
+)
+def test_pods_have_as_many_ranks_as_fit(ranks: int, gpus: int, pods: int, tmp_path: Path) -> None:
+    changes = (f"trainer.ranks={ranks}", f"deploy.gpus_per_machine={gpus}")
+    (trainer,) = (each for each in plan_of(run_file(tmp_path, "secured"), changes).units if each.name == "trainer")
+    assert (trainer.count, trainer.group * trainer.count, trainer.gpus) == (pods, ranks, ranks // pods)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("kafka.bootstrap_servers='kafka'", "kafka.bootstrap_servers is 'kafka': not a list of host:port,host:port"),
+        ("relay.object_store='s3://b/x?endpoint_override=host:abc'", "object_store: Port could not be cast"),
+        ("trainer.checkpoint_folder='file:///elsewhere/x'", "trainer.checkpoint_folder is '/elsewhere/x', but must be"),
+    ],
+)
+def test_deploy_names_settings_that_have_no_port_or_place(change: str, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        plan_of(run_file(tmp_path, "secured"), (change,))
+
+
+def test_deploy_takes_brokers_with_a_comma_at_the_end(tmp_path: Path) -> None:
+    plan = plan_of(run_file(tmp_path, "secured"), ("kafka.bootstrap_servers='one:9093,two:9094,'",))
+    assert "9094" in files_of(plan)["kubernetes/network.yaml"]
 
 
 def test_compose_containers_have_the_time_of_their_role_to_end(tmp_path: Path) -> None:

@@ -230,8 +230,10 @@ def test_memory_request_of_a_rank_has_what_its_gpu_offloads(tmp_path: Path, monk
         return deployment.host_memory(load_config(run_file(tmp_path, "secured"), [folder, *changes]))["trainer"]
 
     offload = "trainer.learner.offload=['moments']"
-    # Bytes a parameter of the moments, on four ranks; torch rounds pinned memory up to twice as much.
-    assert request(offload, "trainer.shard_ranks=4") - request() == 2 * 8 // 4
+    # Bytes a parameter of the moments, on four ranks; torch rounds pinned memory up to twice as much. Eight in a pod.
+    assert request(offload, "trainer.shard_ranks=4") - request() == 8 * 2 * 8 // 4
+    more = request("relay.keep_versions=9") - request("relay.keep_versions=4")
+    assert more == 5 * 2, "all ranks of a pod share its machine's versions"
     on_cpus = ("trainer.device='cpu'", "trainer.shard_ranks=4")
     assert request(*on_cpus, offload) == request(*on_cpus)
     assert request(*on_cpus) > request(*on_cpus[:1])

@@ -63,6 +63,23 @@ def test_submit_removes_the_report_of_the_process_before(
     assert file.exists() != removed
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("rollout", "--replica", "3", "--group-size", "2"), "name a group by --index, which counts groups"),
+        (("relay", "--machine", "m7", "--group-size", "2"), "name a group by --index, which counts groups"),
+        (("score", "--dry-run", "--detach"), "--dry-run submits nothing: leave out --detach"),
+        (("score", "--svg", "score.svg"), "only --dry-run draws the graph"),
+    ],
+)
+def test_submit_refuses_options_that_exclude_each_other(
+    words: tuple[str, ...], reason: str, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    role, *options = words
+    code, _, err = command("submit", role, "run.toml", *options)
+    assert (code, reason in " ".join(err.split())) == (2, True), err
+
+
 def test_group_passes_signals_on(tmp_path: Path) -> None:
     started, drained = tmp_path / "started", tmp_path / "drained"
     os.mkfifo(started)
