@@ -129,7 +129,7 @@ class Observer(ClosedAtExit):
                 self._positions[where] = min(max(wanted, begins[where]), self._ends[where])
                 self._consumer.seek(where, self._positions[where])
             self._consumer.seek_to_end(replicas)
-            self._consumer.position(replicas)  # resolve the position now, not at the first poll
+            self._positions[replicas] = self._consumer.position(replicas)  # now, not at the first poll
         except BaseException:
             self.close()
             raise
@@ -148,8 +148,15 @@ class Observer(ClosedAtExit):
         batches = ((place, batch.value) for place, found in polled.items() for batch in found)
         return [row for place, batch in batches for row in self._rows(place, batch)]
 
+    def expect_all(self) -> None:
+        """Let `caught_up` tell whether all records that exist now have been polled, heartbeats included."""
+        try:
+            self._ends = self._consumer.end_offsets(list(self._positions))
+        except KafkaError as error:
+            log.debug("cannot request the ends: %r", error)
+
     def caught_up(self) -> bool:
-        """Whether all records that existed when this observer was created have been polled."""
+        """Whether all records that existed when this observer was created have been polled; see `expect_all`."""
         return all(self._position(where) >= end for where, end in self._ends.items())
 
     def positions(self) -> dict[str, float]:

@@ -113,9 +113,7 @@ class Supervisor:
         with Watch(started, file=metrics, view=self.view) as self._watch, ExitStack() as stack:
             self._claim_store(stack)
             stack.callback(self._kafka.close, INTERRUPTED_STOP_S)
-            self._fleet = stack.enter_context(
-                closing(self._open_fleet())
-            )  # closed before the broker, because roles commit at their end
+            self._fleet = stack.enter_context(closing(self._open_fleet()))  # ends before the broker: roles commit
             stack.push(self._keep_newest)
             self._prepare()
             client, name = self.config.kafka.client(), self.config.run.name
@@ -327,6 +325,7 @@ class Supervisor:
         self._fleet.stop([*self._fleet.members], signal.SIGINT)
         while self._fleet.running() and time.monotonic() < deadline:
             self._tick()
+        self._watch.read_to_end(2.0)
 
     def _write_samples(self) -> None:
         """Write samples for the report, while the run's broker responds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 REPLICA_EVERY_MS = 2_000
 LAG_EVERY_MS = 2_000
+_POLL_S = 0.01
 POSITION_EVERY_MS = 5_000
 """After a kill, the next observer rereads at most the records of this interval."""
 
@@ -119,6 +121,16 @@ class Watch:
                 self._position_at = now
                 metrics.append(by_topic(POSITION, self.source.positions(), now))
         return self._apply(events, metrics)
+
+    def read_to_end(self, timeout_s: float) -> RunState:
+        """Read all that has been written until now, such as last heartbeats, for `timeout_s` seconds at most."""
+        deadline = time.monotonic() + timeout_s
+        if self.source is not None:
+            self.source.expect_all()
+            while not self.source.caught_up() and time.monotonic() < deadline:
+                self.tick()
+                time.sleep(_POLL_S)
+        return self.state
 
     def _apply(self, events: Iterable[RunEvent], metrics: Iterable[Metric]) -> RunState:
         events = list(events)

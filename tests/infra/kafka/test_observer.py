@@ -93,6 +93,13 @@ def test_observer_returns_metrics_and_heartbeats_in_order(
             started = time.monotonic()
             assert observer.poll() == []
             assert time.monotonic() - started < ANSWER_S
+            assert observer.caught_up()
+            send(plain, run_id, REPLICAS, beat(3))
+            plain.flush()
+            assert observer.caught_up()  # with what there was at first
+            observer.expect_all()
+            assert not observer.caught_up()
+            assert poll_until(observer, lambda records: observer.caught_up()) == [beat(3)]
 
 
 def test_observer_begins_near_end_or_at_positions(
