@@ -18,7 +18,7 @@ from infra.system import SYSTEM, Event, System
 from infra.transport.chunk_registry import ChunkRegistry, store_lookup
 from infra.transport.chunked_blob import ChunkedBlob
 from infra.transport.connection import Connection, interrupt
-from infra.transport.frames import FrameKind, ProtocolError, TransportError, receive, send
+from infra.transport.frames import FrameKind, PeerGone, ProtocolError, TransportError, receive, send
 from infra.transport.handshake import connect, expect
 from infra.transport.peer import BlobAbsent, Peer
 from infra.transport.serving import serve_request
@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 CONNECT_S = 3.0
+OFFER_AGAIN_S = 30.0
+"""Seconds after which a delivered version is offered again: the master may have lost its memory and be back at the same
+address."""
 
 
 class WeightPusher:
@@ -49,10 +52,11 @@ class WeightPusher:
         self._store, self._run, self._token, self._tls = store, run, token, tls
         self._host = machine_name() if host is None else host
         self._link = link or Link()
-        self._registry = ChunkRegistry(store_lookup(store), system)
         self._chain: RelayChain | None = None
         self._newest: WeightVersion | None = None
         self._delivered: tuple[str, PolicyVersion] | None = None
+        self._offer_again_at = 0.0
+        self._connection: Connection | None = None
         self._last_error = ""
         self._closed = False
         self._changed = system.condition()
@@ -97,50 +101,72 @@ class WeightPusher:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+            if self._connection is not None:
+                interrupt(self._connection)
         self._thread.join(timeout=CONNECT_S + OFFER_TIMEOUT_S)
 
     def _next_push(self) -> tuple[str, WeightVersion] | None:
         address, manifest = self.master, self._newest
-        if address is None or manifest is None or self._delivered == (address, manifest.version):
+        if address is None or manifest is None:
             return None
-        return address, manifest
+        delivered = self._delivered == (address, manifest.version)
+        return None if delivered and self._system.monotonic() < self._offer_again_at else (address, manifest)
 
     def _run_pushes(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._next_push() is not None)
+                self._changed.wait_for(lambda: self._closed or self._next_push() is not None, OFFER_AGAIN_S)
                 push = self._next_push()
                 if self._closed:
                     return
-            assert push is not None
+                if push is None:
+                    continue
             try:
                 self._push(*push)
                 self._last_error = ""
             except (TransportError, OSError) as error:
-                if str(error) != self._last_error:
+                if str(error) != self._last_error and not self._closed:
                     log.warning("the master at %s did not accept version %s: %s", push[0], push[1].version, error)
                     self._last_error = str(error)
             with self._changed:
+                self._offer_again_at = self._system.monotonic() + OFFER_AGAIN_S
                 if self._next_push() is not None and not self._closed:
                     self._changed.wait(RETRY_S)
 
     def _push(self, address: str, manifest: WeightVersion) -> None:
-        """Offer a version and serve requests until the master has it. Raises TransportError."""
+        """Offer a version and serve requests until the master has it or ends its fetch. Raises TransportError."""
+        # Of this push alone, since a registry keeps mapped what it has served.
+        registry = ChunkRegistry(store_lookup(self._store), self._system)
+        requests = 0
         with connect(address, self._run, self._token, -1, CONNECT_S, self._tls, self._system) as connection:
             connection.settimeout(OFFER_TIMEOUT_S + CONNECT_S)
-            send(connection, FrameKind.OFFER, version=str(manifest.version))
-            while True:
-                frame = receive(connection)
-                if frame.kind is FrameKind.REFUSED:
-                    with self._changed:
-                        self._delivered = (address, manifest.version)
-                        self._changed.notify_all()
+            with self._changed:
+                if self._closed:
                     return
-                serve_request(connection, expect(frame, FrameKind.REQUEST).body, self._registry, self._link)
+                self._connection = connection
+            try:
+                send(connection, FrameKind.OFFER, version=str(manifest.version))
+                while (frame := receive(connection)).kind is not FrameKind.REFUSED:
+                    serve_request(connection, expect(frame, FrameKind.REQUEST).body, registry, self._link)
+                    requests += 1
+                    self._delivered = None  # the master lacks it
+            except PeerGone as error:
+                if not requests:
+                    raise
+                log.debug("the master at %s has ended its fetch of version %s: %s", address, manifest.version, error)
+                return
+            finally:
+                with self._changed:
+                    self._connection = None
+        with self._changed:
+            self._delivered = (address, manifest.version)
+            self._changed.notify_all()
 
 
 OFFER_TIMEOUT_S = 10.0
 """Seconds after which an unused offer is returned to the trainer."""
+CHECK_S = 0.25
+"""Seconds after which an unused offer is refused, once its version is stored."""
 
 
 class IncomingPushes:
@@ -152,7 +178,7 @@ class IncomingPushes:
         self._lock = threading.Lock()
 
     def accept(self, connection: Connection, body: Mapping[str, Any]) -> None:
-        """Hold `connection` until a fetch has used it; refuse it if the version is stored. Raises ProtocolError."""
+        """Hold `connection` until a fetch has used it; refuse it once the version is stored. Raises ProtocolError."""
         try:
             version = PolicyVersion.parse(str(body.get("version"))[:80])
         except ValueError as error:
@@ -166,11 +192,18 @@ class IncomingPushes:
             self._offers[str(version)] = (connection, done)
         if before is not None:
             before[1].set()
-        while not done.wait(OFFER_TIMEOUT_S):
+        until = self._system.monotonic() + OFFER_TIMEOUT_S
+        while not done.wait(CHECK_S):
+            stored = self._is_stored(version)
             with self._lock:
-                if self._offers.get(str(version), (None, None))[0] is connection:  # no fetch has used it
-                    del self._offers[str(version)]
-                    return
+                if self._offers.get(str(version), (None, None))[0] is not connection:  # a fetch uses it
+                    continue
+                if not stored and self._system.monotonic() < until:
+                    continue
+                del self._offers[str(version)]
+            if stored:
+                send(connection, FrameKind.REFUSED, reason="already stored")
+            return
 
     def peer(self, blob: ChunkedBlob, memory: memoryview, link: Link) -> Peer:
         """Return a peer over the offered connection of this blob's version. Raises BlobAbsent if there is none."""

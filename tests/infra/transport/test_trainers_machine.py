@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,9 +27,11 @@ from relays_here import (
 )
 
 from infra.store.errors import StoreBusy
+from infra.store.incoming_version import IncomingVersion, Seal
 from infra.store.ownership import remove_store
 from infra.store.publisher import Publisher
 from infra.store.weight_store import WeightStore
+from infra.transport import weight_pusher
 from infra.transport.weight_pusher import WeightPusher
 from operators.trainer.publishing import Publishing, PublishSettings
 from schemas.records import PolicyVersion, WeightVersion
@@ -116,24 +120,84 @@ def test_version_of_an_ended_start_is_delivered() -> None:
             remove_store(store.root, in_use=True)
 
 
-def test_pusher_logs_a_rejection_once_and_retries(caplog: pytest.LogCaptureFixture) -> None:
-    data = weights(2)
-    manifest = manifest_of("1.1", data)
-    caplog.set_level(logging.WARNING)
-    with (
-        machines(1) as (master,),
-        WeightStore(master.store.root.with_name("other-" + master.store.root.name)) as store,
-    ):
-        pusher = WeightPusher(store, "r", token="another-token-entirely", host="elsewhere")
+@contextmanager
+def pusher_to(master: Machine, token: str = TOKEN) -> Iterator[tuple[WeightPusher, WeightStore]]:
+    """A pusher on another machine than `master`, and its store, which keeps one version."""
+    with WeightStore(master.store.root.with_name("other-" + master.store.root.name), keep=1) as store:
+        pusher = WeightPusher(store, "r", token, host="elsewhere")
         try:
-            store_version(store, manifest, data)
             pusher.set_chain(chain_over([master.link]))
-            pusher.announce(manifest)
-            assert not pusher.wait_delivered(manifest.version, 1.2)  # two attempts
+            yield pusher, store
         finally:
             pusher.close()
-            store.close()
             remove_store(store.root, in_use=True)
+
+
+def publish(pusher: WeightPusher, store: WeightStore, *masters: Machine, number: int = 1) -> WeightVersion:
+    """Store version 1.`number`, as a trainer does, and announce it; its manifest, which `masters` have, too."""
+    data = weights(number)
+    manifest = manifest_of(f"1.{number}", data)
+    store_version(store, manifest, data)
+    store.evict()
+    configure(masters, manifest)
+    pusher.announce(manifest)
+    return manifest
+
+
+def test_pusher_logs_a_rejection_once_and_retries(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    with machines(1) as (master,), pusher_to(master, "another-token-entirely") as (pusher, store):
+        manifest = publish(pusher, store)
+        assert not pusher.wait_delivered(manifest.version, 1.2)  # two attempts
     warnings = [record.getMessage() for record in caplog.records if "did not accept version 1.1" in record.getMessage()]
     assert len(warnings) == 1
     assert "the token is not that of this run" in warnings[0]
+
+
+def test_pusher_keeps_no_evicted_version_mapped() -> None:
+    with machines(1) as (master,), pusher_to(master) as (pusher, store):
+        for number in (1, 2, 3):
+            assert pusher.wait_delivered(publish(pusher, store, master, number=number).version, 10)
+        maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(store.root) in line]
+        assert [line for line in maps if line.endswith("(deleted)")] == []
+
+
+def test_pusher_logs_no_warning_for_a_delivery(caplog: pytest.LogCaptureFixture) -> None:
+    with machines(1) as (master,), pusher_to(master) as (pusher, store):
+        assert pusher.wait_delivered(publish(pusher, store, master).version, 10)
+    assert "did not accept" not in caplog.text
+
+
+def test_offer_is_refused_once_its_version_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer offers it again while the master hashes what it has fetched."""
+    seal = IncomingVersion.seal
+
+    def slowly(self: IncomingVersion, expected: str | None = None) -> Seal:
+        time.sleep(0.8 if expected else 0.0)
+        return seal(self, expected)
+
+    monkeypatch.setattr(IncomingVersion, "seal", slowly)
+    with machines(1) as (master,), pusher_to(master) as (pusher, store):
+        assert pusher.wait_delivered(publish(pusher, store, master).version, 5)
+
+
+def test_master_that_lost_its_memory_gets_the_version_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is back at the same address, so its chain is the same."""
+    monkeypatch.setattr(weight_pusher, "OFFER_AGAIN_S", 0.2)
+    with machines(1) as (master,), pusher_to(master) as (pusher, store):
+        manifest = publish(pusher, store, master)
+        assert pusher.wait_delivered(manifest.version, 10)
+        master.close()
+        with machines(1, port=int(master.node.address.rpartition(":")[2])) as (again,):
+            configure([again], manifest)
+            until(lambda: again.has("1.1"))
+            assert pusher.wait_delivered(manifest.version, 10)
+
+
+def test_close_ends_an_offer_that_is_not_used() -> None:
+    with machines(1) as (master,), pusher_to(master) as (pusher, store):
+        publish(pusher, store)  # the master has no manifest
+        until(lambda: master.node._pushes._offers)
+        before = time.monotonic()
+        pusher.close()
+        assert time.monotonic() - before < 5

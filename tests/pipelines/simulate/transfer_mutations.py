@@ -10,6 +10,7 @@ import pytest
 from patches import after
 
 from infra.store.incoming_version import IncomingVersion
+from infra.transport import weight_pusher
 from infra.transport.fetch import Fetch
 from infra.transport.peer import Peer
 from infra.transport.relay_node import RelayNode
@@ -82,6 +83,7 @@ def version_is_offered_once(patch: pytest.MonkeyPatch) -> None:
             self._delivered = (address, manifest.version)
 
     patch.setattr(WeightPusher, "_push", once)
+    patch.setattr(weight_pusher, "OFFER_AGAIN_S", float("inf"))
 
 
 def relay_forgets_awaited_manifests(patch: pytest.MonkeyPatch) -> None:
