@@ -164,8 +164,7 @@ class RelayNode:
         while not self._closed:
             manifest = self._target()
             if manifest is None:
-                versions = {str(version) for version in self._store.versions()}
-                self._registry.retain(lambda key, held=versions: key[0] in held)  # type: ignore[misc]
+                self._release_evicted()
                 self._store.drop_lost_spare()
                 with self._changed:
                     if not self._closed:
@@ -211,6 +210,7 @@ class RelayNode:
         here = self._tier_of(manifest.version, manifest.blake3)
         delta = self._fetch_delta(manifest) if here is None else None
         self._store.evict(max(1, self._store.keep - 1))  # the incoming version counts too
+        self._release_evicted(manifest.version)
         with self._store.begin(manifest.version, blob.bytes) as arriving:
             buffer = BlobBuffer(arriving.read_only_view(), blob, self._system)
             self._registry.add(blob.key, buffer)
@@ -364,7 +364,13 @@ class RelayNode:
         """Reserve memory for the next version, so that its first chunks are forwarded without delay."""
         with suppress(StoreError):  # fetching the next version reports the lack of memory
             self._store.evict()
+            self._release_evicted()
             self._store.reserve(size)
+
+    def _release_evicted(self, arriving: PolicyVersion | None = None) -> None:
+        """Serve only stored versions and the one that is `arriving`: the memory of others is freed."""
+        kept = {str(version) for version in (*self._store.versions(), arriving)}
+        self._registry.retain(lambda key: key[0] in kept)
 
     def _reject_manifest(self, manifest: WeightVersion, reason: str) -> None:
         with self._changed:

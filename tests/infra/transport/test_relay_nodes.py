@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -255,6 +256,19 @@ def test_store_keeps_its_limit_during_broadcasts() -> None:
             until(lambda number=number: relays[1].has(f"1.{number}"))
             assert len(relays[1].store.versions()) <= 2
         assert relays[1].store.newest() == PolicyVersion(1, 5)
+
+
+def test_busy_relay_frees_evicted_versions() -> None:
+    """While a version arrives, the next one can be fetched already: the relay is never idle."""
+    with machines(2, rate=2e6, keep=2) as relays:
+        manifests = []
+        for number in (1, 2, 3):
+            manifests.append(store_next(relays[0], number))
+            configure(relays, *manifests)
+            version = manifests[-1].version
+            until(lambda version=version: (now := relays[1].node.arriving()) and now.version == version)
+        maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(relays[1].store.root) in line]
+        assert [line for line in maps if line.endswith("(deleted)")] == []
 
 
 def test_relay_fetches_a_delta_only_with_its_parent() -> None:
