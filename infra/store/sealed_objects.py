@@ -48,7 +48,7 @@ def has_version(folder: StorageFolder, version: PolicyVersion, blake3: str) -> b
             text = bytearray(min(source.size, MAX_SEAL_BYTES))
             source.read_into(0, memoryview(text))
         content = json.loads(text)
-    except (FileNotFoundError, ValueError):  # there is none, or it is no seal
+    except (FileNotFoundError, ValueError, RecursionError):  # there is none, or it is no seal
         return False
     return isinstance(content, dict) and content.get("blake3") == blake3
 

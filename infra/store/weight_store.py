@@ -8,6 +8,7 @@ reader's pin is a shared lock on that file, so a killed reader pins nothing; evi
 from __future__ import annotations
 
 import json
+import logging
 import mmap
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +21,8 @@ from infra.store.errors import StoreBusy, StoreError, VersionExists, VersionGone
 from infra.store.incoming_version import IncomingVersion, Seal, VersionMemory, read_seal
 from infra.store.ownership import open_folder
 from schemas.records import PolicyVersion
+
+log = logging.getLogger(__name__)
 
 DEFAULT_KEEP = 4
 
@@ -141,13 +144,18 @@ class WeightStore(ClosedAtExit):
     # Writing.
 
     def write_live_versions(self, versions: Iterable[PolicyVersion]) -> None:
-        """Write the versions that `evict` removes last, the most needed first. Any process may write them."""
+        """Write the versions that `evict` removes last, the most needed first. Any process may write them.
+
+        On a full disk the list stays as it is, with a warning. Raises StoreError if the store was removed.
+        """
         partial_file = self.root / f"{names.LIVE}{names.PARTIAL}"
         try:
             partial_file.write_text(json.dumps(list(map(str, versions))), encoding="utf-8")
             partial_file.replace(self.root / names.LIVE)
         except FileNotFoundError as error:
             raise StoreError(f"{self.root} was removed") from error
+        except OSError as error:
+            log.warning("the list of versions that are evicted last cannot be written: %s", error)
 
     def add_delta(self, version: PolicyVersion, data: bytes) -> None:
         """Store the delta of a stored version, until that version is evicted. Raises StoreError."""

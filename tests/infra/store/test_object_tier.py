@@ -89,7 +89,7 @@ def test_copy_that_is_there_is_not_written_again(store: WeightStore, tmp_path: P
     assert (found.st_ino, found.st_mtime_ns) == written
 
 
-@pytest.mark.parametrize("content", [b"", b"no json", b"[]", b'"text"', b"{" * 10_000])
+@pytest.mark.parametrize("content", [b"", b"no json", b"[]", b'"text"', b"{" * 10_000, b"[" * 10_000])
 def test_damaged_seal_is_no_seal(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "1.1.safetensors").write_bytes(b"data")
     (tmp_path / "1.1.json").write_bytes(content)

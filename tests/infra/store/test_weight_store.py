@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -195,6 +196,20 @@ def test_begin_raises_no_room_for_a_full_file_system(store: WeightStore, monkeyp
     with pytest.raises(NoRoom, match=f"cannot store {1 << 61} more bytes"):
         store.begin(FIRST, 1 << 61)
     assert files(store.root) == set()
+
+
+def test_live_versions_stay_as_they_are_on_a_full_disk(
+    store: WeightStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.write_live_versions([FIRST])
+
+    def full(path: Path, *args: object, **named: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    store.write_live_versions([PolicyVersion(1, 2)])
+    assert store.live_versions() == [FIRST]
+    assert "cannot be written: [Errno 28] No space left on device" in caplog.text
 
 
 def test_reserved_memory_becomes_the_next_version(store: WeightStore) -> None:
