@@ -13,7 +13,9 @@ import time
 from collections.abc import Callable
 
 SLICE = 256 << 10
-"""Bytes that a limited link passes at a time."""
+"""Most bytes that a limited link passes at a time."""
+SLICE_S = 0.25
+"""Seconds that a slice takes at most: a peer that sends nothing for seconds is abandoned."""
 BURST_S = 0.05
 """Seconds of unused rate that are saved, so that a transfer that starts slightly late loses nothing."""
 
@@ -41,7 +43,7 @@ class Link:
     @property
     def max_slice(self) -> int | None:
         """The maximum of bytes for one `acquire`; None: no maximum."""
-        return None if self.bytes_per_s is None else SLICE
+        return None if self.bytes_per_s is None else int(min(SLICE, max(1.0, self.bytes_per_s * SLICE_S)))
 
     def acquire(self, count: int, turn: int = 0) -> None:
         """Block until `count` bytes may pass; waiters with a lower `turn` pass first."""

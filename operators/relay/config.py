@@ -78,8 +78,9 @@ class RelayConfig(CheckedSettings):
         if not self.store:
             raise ValueError('store must be a folder, or "auto"')
         check_storage("object_store", self.object_store)
-        if self.advertise and not self.advertise.rpartition(":")[2].isdecimal():
-            raise ValueError(f"advertise must be host:port, not {self.advertise!r}")
+        host, _, port = self.advertise.rpartition(":")
+        if self.advertise and not (host.strip("[]") and port.isdecimal() and 1 <= int(port) <= 65535):
+            raise ValueError(f"advertise must be host:port, with a port from 1 to 65535, not {self.advertise!r}")
         if bool(self.certificate_file) != bool(self.authority_file):
             raise ValueError("set both certificate_file and authority_file, or neither")
         if not is_loopback(self.listen) and (lacking := " ".join(self._lacking_for_others())):

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from infra.transport.peer import RESPONSE_TIMEOUT_S
 from infra.transport.throttle import Link
 
 
@@ -46,6 +47,14 @@ def test_link_sleeps_to_keep_its_rate(rate: float | None, calls: list[tuple[floa
 def test_link_rejects_a_rate_that_is_not_positive(rate: float) -> None:
     with pytest.raises(ValueError, match="must be positive"):
         Link(rate)
+
+
+@pytest.mark.parametrize("rate", [1.0, 1000.0, 87_000.0, 1e6, float("inf")])
+def test_link_passes_a_slice_before_its_peer_gives_up(rate: float) -> None:
+    step = Link(rate).max_slice
+    assert step
+    assert 1 <= step <= 256 << 10
+    assert step / rate <= max(1 / rate, RESPONSE_TIMEOUT_S / 10)
 
 
 def test_link_passes_lower_turns_first() -> None:
