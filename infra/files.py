@@ -167,9 +167,10 @@ def sha256_of(file: Path) -> str:
 def new_folder(path: Path) -> Iterator[Path]:
     """A folder to fill, which becomes `path` at the end of the `with` block, and is removed after an error.
 
-    Raises FileExistsError if `path` exists and is not an empty folder.
+    Raises FileExistsError if `path` exists and is not an empty folder, or is the present one.
     """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    path = path.resolve()
+    if path.exists() and (not path.is_dir() or any(path.iterdir()) or path == Path.cwd()):
         raise FileExistsError(f"{path} exists already: choose another folder, or remove it")
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     unfinished.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Files are private to their owner unless a umask is configured; secrets always."""
+"""Files are private to their owner unless a umask is configured; secrets always. A new folder appears whole."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.files import UMASK_VARIABLE, create_secret, keep_files_private, read_secret, write_private
+from infra.files import UMASK_VARIABLE, create_secret, keep_files_private, new_folder, read_secret, write_private
 
 
 @pytest.fixture(autouse=True)
@@ -89,3 +89,30 @@ def test_read_secret_rejects_an_invalid_file(content: bytes | None, reason: str,
         (tmp_path / "secret").write_bytes(content)
     with pytest.raises(ValueError, match=reason):
         read_secret(tmp_path / "secret")
+
+
+@pytest.mark.parametrize("place", [".", "inner/..", "..", "full"])
+def test_new_folder_refuses_one_that_exists(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    present = tmp_path / "outer"
+    (present / "full").mkdir(parents=True)
+    (present / "full" / "file").touch()
+    monkeypatch.chdir(present)
+    with pytest.raises(FileExistsError, match="exists already: choose another folder"), new_folder(Path(place)):
+        pass
+    assert [path.name for path in tmp_path.rglob("*")] == ["outer", "full", "file"]
+
+
+@pytest.mark.parametrize("place", ["new", "empty/../new", "empty"])
+def test_new_folder_is_made_from_the_present_one(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with new_folder(Path(place)) as unfinished:
+        (unfinished / "file").touch()
+    assert Path(place, "file").exists()
+
+
+def test_new_folder_refuses_the_present_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is empty, but whoever is in it would be in a folder that is removed."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileExistsError, match="exists already"), new_folder(Path()):
+        pass
