@@ -70,6 +70,8 @@ class AgentEngine(WrappedEngine):
         super().__init__(engine)
         self._kv_bytes = kv_bytes
         self._active: dict[str, _AgentEpisode] = {}
+        self._ends: dict[str, EpisodeEnd] = {}
+        """The orders that end active episodes in the next step."""
         self._early: OrderedDict[str, TurnRequest | EpisodeEnd] = OrderedDict()
         self._ended_turns: list[EndedTurn] = []
 
@@ -80,7 +82,7 @@ class AgentEngine(WrappedEngine):
             self._engine.submit(request)
             return
         name = request.trajectory_id
-        if name in self._active or any(name == each.trajectory_id for each in self._ended):
+        if name in self._active:
             raise ValueError(f"trajectory {name!r} is already in the engine")
         known = EMPTY_RESPONSE if request.partial is None else replace(request.partial, kv=None)
         self._active[name] = _AgentEpisode(request, replace(known, loss_mask=known.drawn))
@@ -88,19 +90,17 @@ class AgentEngine(WrappedEngine):
             self.accept(order)
 
     def accept(self, order: TurnRequest | EpisodeEnd) -> None:
-        """Start a turn, or end an episode. An order that does not follow from the episode's tokens is ignored.
+        """Start a turn, or end an episode in the next step. A turn that does not follow from the episode's tokens is
+        ignored.
 
         One for an episode that has not started is kept until it does.
         """
         episode = self._active.get(order.trajectory_id)
         if episode is None:
-            self._early[order.trajectory_id] = order
-            self._early.move_to_end(order.trajectory_id)
-            if len(self._early) > MAX_EARLY_ORDERS:
-                self._early.popitem(last=False)
+            self._keep_early(order)
         elif isinstance(order, EpisodeEnd):
-            self._end(episode, order)
-        elif episode.turn is None:
+            self._ends[episode.name] = order
+        elif episode.turn is None and episode.name not in self._ends:
             self._start_turn(episode, order)
 
     def in_turn(self) -> bool:
@@ -118,7 +118,8 @@ class AgentEngine(WrappedEngine):
 
     def step(self) -> Sequence[Completion]:
         """One round of the engine; returns finished requests, and episodes that their agents ended."""
-        ended = self._take_ended()
+        ends, self._ends = self._ends, {}
+        ended = [self._end(self._active.pop(name), order) for name, order in ends.items()]
         for completion in self._engine.step():
             episode = self._active.get(completion.trajectory_id)
             if episode is None or episode.turn is None:
@@ -128,17 +129,17 @@ class AgentEngine(WrappedEngine):
         return ended
 
     def due(self) -> float:
-        """As the engine's; 0 if a turn or an episode has ended."""
-        return 0.0 if self._ended or self._ended_turns else self._engine.due()
+        """As the engine's; 0 if a turn has ended or an episode ends."""
+        return 0.0 if self._ends or self._ended_turns else self._engine.due()
 
     def release(self, trajectory_ids: Collection[str], *, with_kv: bool = False) -> dict[str, PartialResponse]:
-        """As the engine's, without KV for episodes; the gateway repeats an unfinished turn at the next owner."""
+        """As the engine's, without KV for episodes; the gateway repeats an unfinished turn or end at the next owner."""
         released = dict(self._engine.release(trajectory_ids, with_kv=with_kv))
         for episode in [self._active.pop(name) for name in trajectory_ids if name in self._active]:
             released[episode.name] = _joined(episode.known, released.get(episode.name))
-            if episode.turn is not None:
-                self._early[episode.name] = episode.turn  # it continues if the episode resumes here
-        return released | self._release_ended(trajectory_ids)
+            if (order := self._ends.pop(episode.name, episode.turn)) is not None:
+                self._keep_early(order)  # it continues if the episode resumes here
+        return released
 
     def generated(self, since: Mapping[str, int]) -> dict[str, PartialResponse]:
         """As the engine's, loss masks included."""
@@ -151,10 +152,16 @@ class AgentEngine(WrappedEngine):
     def status(self) -> EngineStatus:
         """The engine's load; episodes that wait for their agent count as running."""
         status = self._engine.status()
-        waiting = sum(each.turn is None for each in self._active.values())
-        return replace(status, running=status.running + waiting, waiting=status.waiting + len(self._ended))
+        waiting = sum(each.turn is None for each in list(self._active.values()))  # other threads read it, too
+        return replace(status, running=status.running + waiting)
 
     # -- one episode --------------------------------------------------------------------------------------------------
+
+    def _keep_early(self, order: TurnRequest | EpisodeEnd) -> None:
+        self._early[order.trajectory_id] = order
+        self._early.move_to_end(order.trajectory_id)
+        if len(self._early) > MAX_EARLY_ORDERS:
+            self._early.popitem(last=False)
 
     def _start_turn(self, episode: _AgentEpisode, turn: TurnRequest) -> None:
         """Submit `turn` to the engine, or what is left of it if a previous owner has begun it."""
@@ -212,11 +219,10 @@ class AgentEngine(WrappedEngine):
         held = sum(len(each.kv.data) for each in self._active.values() if each.kv is not None)
         return kv is not None and held + len(kv.data) <= self._kv_bytes
 
-    def _end(self, episode: _AgentEpisode, order: EpisodeEnd) -> None:
+    def _end(self, episode: _AgentEpisode, order: EpisodeEnd) -> Completion:
         """End `episode`: its segments become the trajectory's prompt and response."""
         released = self._engine.release([episode.name])
         known = _joined(episode.known, released.get(episode.name))
-        del self._active[episode.name]
         joined = join_segments(
             *(order.segments, order.messages or "[]", known.drawn),
             whole=order.branches == "tree",
@@ -230,19 +236,17 @@ class AgentEngine(WrappedEngine):
         prompt, response = joined.prompt, joined.response
         rewards = () if order.reward is None else (order.reward,)
         generated = PartialResponse(known.token_ids[response], known.logprobs[response], loss_mask=joined.trained)
-        self._ended.append(
-            Completion(
-                episode.name,
-                generated,
-                "stop" if error is None else "failed",
-                error,
-                Episode(rewards, "done" if error is None else "failed"),
-                known.token_ids[prompt] if len(prompt) else None,
-                response if len(prompt) else None,
-                order.answer,
-                joined.conversations,
-                joined.rewards,
-            )
+        return Completion(
+            episode.name,
+            generated,
+            "stop" if error is None else "failed",
+            error,
+            Episode(rewards, "done" if error is None else "failed"),
+            known.token_ids[prompt] if len(prompt) else None,
+            response if len(prompt) else None,
+            order.answer,
+            joined.conversations,
+            joined.rewards,
         )
 
 

@@ -149,7 +149,7 @@ class EpisodeEngine(WrappedEngine):
     def status(self) -> EngineStatus:
         """The engine's load; episodes that wait for an environment count as running, because they return."""
         status = self._engine.status()
-        pending = sum(each.reply is not None for each in self._active.values())
+        pending = sum(each.reply is not None for each in list(self._active.values()))  # other threads read it, too
         return replace(status, running=status.running + pending, waiting=status.waiting + len(self._ended))
 
     # -- one episode --------------------------------------------------------------------------------------------------

@@ -154,6 +154,25 @@ def test_a_turn_resumes_identically_in_another_engine() -> None:
     assert tokens_of(other).token_ids.tolist() == tokens_of(it).token_ids.tolist()
 
 
+def test_an_episode_released_before_its_end_keeps_all_tokens() -> None:
+    """As by an interrupt or a hand-over in the poll of the EpisodeEnd."""
+    it, whole = agent_engine(), end(Segment(5, (TokenRange(0, 11),)))
+    it.submit(request_of(assignment()))
+    play(it, FIRST)
+    it.accept(whole)
+    it.accept(turn(11, [9], (0, 11)))  # too late
+    assert (it.due(), it.in_turn(), it.status().running) == (0.0, False, 1)
+    partial = it.release(["p0.0"])["p0.0"]
+    assert len(partial.token_ids) == 11
+    other = agent_engine()
+    for engine_after, order in ((it, None), (other, whole)):  # the gateway repeats the order at another owner
+        engine_after.submit(request_of(assignment(response_of(partial))))
+        if order is not None:
+            engine_after.accept(order)
+        (completion,) = engine_after.step()
+        assert (completion.finish_reason, len(completion.generated.token_ids)) == ("stop", 6)
+
+
 def test_a_repeated_or_stale_turn_is_ignored() -> None:
     it = agent_engine()
     it.submit(request_of(assignment()))

@@ -11,6 +11,8 @@ from record_factories import version
 from scripted_engine import ScriptedEngine, ScriptedWeights
 
 from infra.kafka.producer import DeliveryFailed
+from operators.rollout.agent_episodes import AgentEngine
+from operators.rollout.episodes import EpisodeEngine
 from operators.rollout.heartbeats import Heartbeats
 from operators.rollout.replica import Replica
 from schemas.codec import decode
@@ -152,3 +154,20 @@ def _raising(error: Exception) -> Callable[..., None]:
         raise error
 
     return close
+
+
+@pytest.mark.parametrize("agents", [False, True])
+def test_load_is_read_while_episodes_start(agents: bool) -> None:
+    """The engine steps in another thread than that of the heartbeats."""
+    episodes = EpisodeEngine(ScriptedEngine(), {}, lambda text: [], str)
+    engine = AgentEngine(episodes) if agents else episodes
+
+    class Starting:
+        @property
+        def turn(self) -> None:
+            engine._active[f"p{len(engine._active)}.0"] = self  # type: ignore[assignment]
+
+        reply = turn
+
+    engine._active["p0.0"] = Starting()  # type: ignore[assignment]
+    assert engine.status().running == agents
