@@ -24,6 +24,7 @@ from operators.gateway.config import GatewayConfig
 from operators.rollout.backend import TransformersSpec
 from operators.rollout.evicted_versions import EvictedVersions
 from operators.rollout.serve_requests import PULL_CHECK_S, ServedRequest, ServedRequests, find_version
+from operators.rollout.stop_strings import StoppingEngine
 from pipelines.config import Config, parse_config
 from pipelines.distribution import LAMINAR
 from pipelines.shards import store_folder
@@ -44,7 +45,7 @@ def main(work: Path) -> None:
     orders: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
     threading.Thread(target=_read, args=(orders,), daemon=True).start()
     backend = _spec(config).open()
-    served = ServedRequests(backend.engine(), backend.weights, _evicted(config, work))
+    served = ServedRequests(StoppingEngine(backend.engine(), backend.decode), backend.weights, _evicted(config, work))
     while True:
         try:
             order = orders.get(not served.busy, PULL_CHECK_S if len(served) else None)

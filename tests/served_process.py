@@ -36,8 +36,9 @@ class Served:
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         self._process.stdin.flush()
 
-    def ask(self, name: str, version: str) -> None:
-        settings = {"max_tokens": 5, "stop_token_ids": [], "stop_strings": [], "temperature": 0.0, "top_p": 1.0}
+    def ask(self, name: str, version: str, *stop_strings: str) -> None:
+        stops = {"stop_token_ids": [], "stop_strings": stop_strings}
+        settings = {"max_tokens": 5, **stops, "temperature": 0.0, "top_p": 1.0}
         self.send(id=name, version=version, tokens=[5, 6, 7], **settings)
 
     def event(self) -> dict[str, Any]:

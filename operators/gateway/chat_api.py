@@ -140,8 +140,9 @@ def response_message(
 
 
 def streamable_text(form: ConversationFormat, turn: TurnOptions, token_ids: Sequence[int]) -> str:
-    """The text of an incomplete response without its end that may change: half a character, or of a stop string."""
-    text = form.text_of(token_ids).rstrip(UNFINISHED)
+    """The text of an incomplete response up to a stop string, without its end that may change: half a character, or the
+    beginning of a stop string."""
+    text = cut_at_stop(form.text_of(token_ids).rstrip(UNFINISHED), turn.stop_strings)
     return text[: len(text) - possible_stop(text, turn.stop_strings)]
 
 

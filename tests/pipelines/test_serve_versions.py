@@ -77,6 +77,17 @@ def test_versions_are_listed_and_give_their_own_responses(served: Served) -> Non
     assert served.answer("c") == (first, "1.1"), "greedy responses are reproduced"
 
 
+def test_a_response_ends_with_its_stop_string(served: Served) -> None:
+    served.ask("s", "v1")
+    whole, _ = served.answer("s")
+    _, tokenizer = build_demo_model(DemoModelConfig(layers=1))
+    stop = tokenizer.decode(whole[:2], skip_special_tokens=True)[-1]
+    served.ask("t", "v1", stop)
+    cut, _ = served.answer("t")
+    assert cut == whole[: len(cut)]
+    assert len(cut) <= 2
+
+
 def test_a_version_that_is_not_there_is_an_error(served: Served) -> None:
     served.ask("d", "newest")
     event = served.event()

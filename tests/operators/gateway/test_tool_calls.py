@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from operators.gateway.chat_api import streamable_text
+from operators.gateway.play import TurnOptions
 from operators.gateway.tool_calls import cut_at_stop, parse_response, possible_stop
 
 TOOLS = [{"type": "function", "function": {"name": "add"}}, {"type": "function", "function": {"name": "get"}}]
@@ -74,3 +78,9 @@ def test_text_is_cut_at_the_first_stop_string() -> None:
     assert cut_at_stop("a</x>b</y>", ["</y>", "</x>"]) == "a"
     assert cut_at_stop("a", ["</y>"]) == "a"
     assert [possible_stop(text, ["</x>"]) for text in ("a", "a<", "a</", "a</x", "a</x>")] == [0, 1, 2, 3, 0]
+
+
+def test_streamed_text_ends_before_a_stop_string() -> None:
+    form: Any = SimpleNamespace(text_of="".join)
+    turn = TurnOptions("t", "d", 9, ("</x>",))
+    assert [streamable_text(form, turn, [text]) for text in ("a<b</", "a</x>", "a</x>b<")] == ["a<b", "a", "a"]
