@@ -11,6 +11,8 @@ from operators.gateway.errors import ApiError, invalid
 _ID_PREFIXES = ("chatcmpl-", "resp_")
 MAX_REWARD = 1e38
 """Batches have rewards in single precision."""
+MAX_TEXT_BYTES = 1_000_000
+"""Of an answer or an error, as UTF-8: a trajectory has them, beside its tokens, in one record of a topic."""
 _SHOWN = 3
 """Ids that an error names."""
 
@@ -54,6 +56,9 @@ def text_in(body: Mapping[str, Any], name: str) -> str | None:
     value = body.get(name)
     if value is not None and not isinstance(value, str):
         raise invalid(f"{name} must be text", name)
+    size = 0 if value is None else len(value.encode(errors="surrogatepass"))
+    if size > MAX_TEXT_BYTES:
+        raise invalid(f"{name} has {size} bytes as UTF-8, more than {MAX_TEXT_BYTES}: shorten it", name)
     return value
 
 

@@ -39,6 +39,20 @@ def test_text_beyond_the_context_is_refused_without_encoding(monkeypatch: pytest
     play(ScriptedRun("hi$"), scenario)
 
 
+@pytest.mark.parametrize("name", ["answer", "error"])
+def test_long_texts_of_reports_are_refused(name: str) -> None:
+    """A trajectory with them would not fit a record: each of its owners would end."""
+
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        response = await client.post("/episode/end", json={name: "é" * 500_001})
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, name)
+        assert error["message"] == f"{name} has 1000002 bytes as UTF-8, more than 1000000: shorten it"
+        assert (await client.post("/episode/end", json={name: "é" * 500_000})).status_code == 200
+
+    play(ScriptedRun("hi$", max_body_bytes=10**7), scenario)
+
+
 def test_others_are_answered_while_a_long_text_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     encode, encoding, answered = LetterTokenizer.encode, threading.Event(), threading.Event()
 
