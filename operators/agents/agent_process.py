@@ -302,7 +302,7 @@ def _report(
             if error.code in (401, 403):
                 reason = "is gateway.secret_file the same file for the roles agents and gateway?"
                 raise WrongKey(f"the gateway rejects the keys that this role makes: {reason} ({text})") from error
-            if error.code < 500 and error.code != 429 and "error" not in body:
+            if error.code < 500 and error.code not in (408, 429) and "error" not in body:
                 body = {"error": rejection(error.code, text)}
                 note(transcript, body["error"])
             log.warning("the gateway rejected a report with status %d: %s", error.code, text)

@@ -217,11 +217,10 @@ def test_invalid_report_is_in_the_transcript(tmp_path: Path, reports: Reports) -
     assert (tmp_path / "agents" / "p0.3.log").read_text().startswith("laminar: its report must have reward, rewards")
 
 
-def test_report_is_repeated_until_the_gateway_accepts_it(
-    tmp_path: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("status", [408, 503])
+def test_report_is_repeated_until_accepted(tmp_path: Path, reports: Reports, monkeypatch: Any, status: int) -> None:
     monkeypatch.setattr("operators.agents.agent_process._RETRY_S", 0.01)
-    reports.refused = 3
+    reports.refused, reports.refusal = 3, status
     play(tmp_path, "report(reward=1)")
     assert reports.received == [{"reward": 1}]
 
