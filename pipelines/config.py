@@ -166,6 +166,7 @@ class Config:
             dtype: Literal["float32", "bfloat16"] = "float32" if self.trainer.device == "cpu" else "bfloat16"
             object.__setattr__(self, "rollout", dataclasses.replace(self.rollout, dtype=dtype))
         check_devices(self.trainer, self.rollout, self.autoscaling)
+        self.placement.check_heartbeats(rollout=self.rollout.heartbeat_s, relay=self.relay.heartbeat_s)
         if self.experience.over_age == "wait":
             self._check_staleness_bound()
         if self.autoscaling is not None:
@@ -326,8 +327,7 @@ def draft_config(table: dict[str, Any], origin: str, changes: Sequence[str] = ()
             replaced.append(re.sub(r"\.\d+\b", "", change.partition("=")[0].strip()))
     texts = {each.text for each in unknown}
     unknown = [*unknown_keys(Config, table)]  # once more: a key that was probably meant may be set now
-    added = [each for each in unknown if each.text not in texts]
-    problems += [f"--set: {each.text}" for each in added]
+    problems += [f"--set: {each.text}" for each in unknown if each.text not in texts]
     changed = {change.partition("=")[0].strip() for change in changes}
     table = {"prompts": _DEFAULT_PROMPTS, **table}
     table = add_named_environments(table)

@@ -117,6 +117,15 @@ class PlacementConfig(CheckedSettings):
         """How many prompts of `lead` may be missing, so that prompts makes fewer transactions."""
         return 0 if levels or self.prompt_lead is not None else lead // 4
 
+    def check_heartbeats(self, **periods: float) -> None:
+        """Raise ValueError if heartbeats with these `periods`, in seconds by section, are too rare for the time-out."""
+        for section, period in periods.items():
+            if 3 * period > self.heartbeat_timeout_s:
+                raise ValueError(
+                    f"{section}.heartbeat_s = {period:g} needs placement.heartbeat_timeout_s of at least "
+                    f"{3 * period:g}, three times it, not {self.heartbeat_timeout_s:g}"
+                )
+
     def admitted(self, global_batch: int, max_staleness: int) -> int:
         """Maximum outstanding training trajectories: dispatched, and neither dropped nor in a published version."""
         batches = self.rules.admitted_batches

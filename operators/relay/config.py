@@ -48,7 +48,8 @@ class RelayConfig(CheckedSettings):
     object_store_every_s: NonNegative = 600.0
     """Seconds between the beginnings of two copies: a version takes the time of its upload, and its money."""
     heartbeat_s: Positive = 1.0
-    """Seconds between heartbeats; a new version does not trigger one."""
+    """Seconds between heartbeats; a new version does not trigger one. At most a third of
+    placement.heartbeat_timeout_s."""
     listen: str = "127.0.0.1"
     """Address at which the relays of other machines request weights; beyond loopback token_file is required."""
     port: Port = 0

@@ -8,7 +8,7 @@ from typing import Literal
 
 from infra.machine import check_gpu_list
 from infra.name_lookup import suggest_name
-from infra.setting_types import CheckedSettings, NonNegative, NonNegativeInt, PositiveInt
+from infra.setting_types import CheckedSettings, NonNegative, NonNegativeInt, Positive, PositiveInt
 from operators.rollout.emulation_config import EngineEmulation
 from operators.rollout.environments.config import ENVIRONMENTS, EnvironmentSpec
 from operators.rollout.vllm_options import reject_own
@@ -46,8 +46,8 @@ class RolloutConfig(CheckedSettings):
     """Engine time between two polls of the inbox, in seconds."""
     linger_s: NonNegative = 0.2
     """How long a finished trajectory may wait for others in the same transaction, in seconds."""
-    heartbeat_s: NonNegative = 1.0
-    """Time between heartbeats of a replica."""
+    heartbeat_s: Positive = 1.0
+    """Time between heartbeats of a replica; at most a third of placement.heartbeat_timeout_s."""
     tensor_parallel: PositiveInt = 1
     """GPUs per replica; more than one requires vLLM. The processes of a machine take its GPUs in order: process n takes
     the n-th group of so many."""
@@ -73,7 +73,7 @@ class RolloutConfig(CheckedSettings):
     """After SIGTERM a process runs on for at most so many seconds, in which its trajectories move to others with
     their KV; then it publishes what is left of them, and ends. At most the time after which the system kills it (the
     notice of a spot machine, the grace period of a pod). 0: it publishes and ends at once, as after SIGINT."""
-    step_timeout_s: NonNegative = 600.0
+    step_timeout_s: Positive = 600.0
     """A step that takes longer than so many seconds ends its process; other replicas resume its trajectories."""
     kv_megabytes: NonNegativeInt = 1024
     """Memory for the KV of handed-over trajectories, in MB, kept for a few seconds until it is fetched; 0: the next

@@ -127,6 +127,16 @@ def test_parse_config_rejects_values_of_wrong_types(table: dict[str, Any], messa
     [
         ({"placement": {"max_attempts": 0}}, "placement: max_attempts must be at least 1, not 0"),
         ({"placement": {"heartbeat_timeout_s": 0.0}}, "placement: heartbeat_timeout_s must be positive"),
+        ({"rollout": {"heartbeat_s": 0.0}}, "rollout: heartbeat_s must be positive"),
+        ({"rollout": {"step_timeout_s": 0.0}}, "rollout: step_timeout_s must be positive"),
+        (
+            {"rollout": {"heartbeat_s": 3.4}},
+            "rollout.heartbeat_s = 3.4 needs placement.heartbeat_timeout_s of at least 10.2, three times it, not 10",
+        ),
+        (
+            {"relay": {"heartbeat_s": 1.0}, "placement": {"heartbeat_timeout_s": 2.0}, "rollout": {"heartbeat_s": 0.5}},
+            "relay.heartbeat_s = 1 needs placement.heartbeat_timeout_s of at least 3, three times it, not 2",
+        ),
         ({"placement": {"replica_batch": 0}}, "placement: replica_batch must be at least 1"),
         ({"experience": {"global_batch": 0}}, "experience: global_batch must be at least 1"),
         ({"rollout": {"slots": 0}}, "rollout: slots must be at least 1"),

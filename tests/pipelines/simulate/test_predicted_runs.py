@@ -106,6 +106,7 @@ def test_prediction_costs_no_more_events_for_longer_responses() -> None:
                 rollout__context=1024 * factor,
                 rollout__kv_capacity=8192 * factor,
                 rollout__heartbeat_s=1.0 * factor,
+                placement__heartbeat_timeout_s=10.0 * factor,
                 rollout__progress_tokens=10**6,
                 rollout__progress_s=1e6,
                 rollout__emulation={"lengths": lengths},
