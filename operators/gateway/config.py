@@ -34,7 +34,8 @@ class GatewayConfig(CheckedSettings):
     """Which conversations of an episode are trained, each with its own reward, else the episode's: `last`, that of the
     last turn; `all`, every one, tokens that several have in common once; `tree`, every one whole, so that a token
     counts once for each conversation that follows from it. At most 64, the newest, which together have no more tokens
-    than the model's context, or than trainer.learner.micro_batch_tokens if that is more."""
+    than the model's context, or than trainer.learner.micro_batch_tokens if that is more, nor than
+    experience.micro_batch_tokens; the newest is trained in any case."""
     serve_requests: NonNegativeInt = 4
     """Requests of people that run at once under any weight version of this machine (`laminar chat`): in a process of
     low priority on the CPU, so that training does not wait for them. 0: none are answered."""
