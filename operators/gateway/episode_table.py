@@ -90,6 +90,8 @@ class EpisodeTable:
         self._finished = FinishedTrajectories(partitions, state)
         self._early: dict[str, tuple[int, list[ReceivedRecord]]] = {}
         """By trajectory: `_assignments` when the first was read, and records that were read before its assignment."""
+        self._others: set[str] = set()
+        """Unfinished trajectories without an agent."""
         self._firsts: dict[PartitionKey, list[tuple[int, str]]] = {}
         """By partition, a heap of the first offsets of episodes; of finished ones, too, until they are its first."""
         self._assignments = 0
@@ -160,6 +162,9 @@ class EpisodeTable:
                 match record:
                     case Assignment() if record.prompt.environment == AGENT:
                         self._assign(received, record)
+                    case Assignment():
+                        self._ignore(record.trajectory_id)
+                        continue
                     case TurnRequest() if self._is_pending(record):  # announced here: nobody waits to see it in the log
                         self._play(received, record)
                         continue
@@ -216,6 +221,12 @@ class EpisodeTable:
         for early in records:
             self._play(early, early.record)
 
+    def _ignore(self, name: str) -> None:
+        """Keep no records of a trajectory without an agent."""
+        self._early.pop(name, None)
+        if name not in self._finished:
+            self._others.add(name)
+
     def _is_pending(self, record: TurnRequest) -> bool:
         """Whether the response to this order is being generated, as far as is known."""
         episode = self._episodes.get(record.trajectory_id)
@@ -231,7 +242,7 @@ class EpisodeTable:
         name = record.trajectory_id
         episode = self._episodes.get(name)
         if episode is None:
-            if name not in self._finished:
+            if name not in self._finished and name not in self._others:
                 self._early.setdefault(name, (self._assignments, []))[1].append(received)
             return
         self._note_offset(name, episode, received)
@@ -320,6 +331,7 @@ class EpisodeTable:
                 del self._errors[next(iter(self._errors))]
         self._pool.drop(name)
         self._early.pop(name, None)
+        self._others.discard(name)
 
     def _forget_early(self) -> None:
         """Forget the oldest early records: one whose assignment never comes must not stay, or be read at each start."""

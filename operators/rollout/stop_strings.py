@@ -16,6 +16,8 @@ from operators.rollout.engine import Completion, Engine, EngineStatus, PartialRe
 from operators.rollout.turns import last_turn
 from operators.rollout.wrapped_engine import WrappedEngine
 
+MAX_MATCHERS = 16
+"""Matchers kept for the strings of later requests; each remembers all tokens that it has seen."""
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -93,8 +95,7 @@ class StoppingEngine(WrappedEngine):
         known = request.partial
         count = 0 if known is None else len(known.token_ids)
         turn = None if known is None else last_turn(known.drawn)
-        matcher = self._matchers.setdefault(strings, StopMatcher(strings, self._decode))
-        watched = _WatchedRequest(request, matcher, count if turn is None else turn.start, count)
+        watched = _WatchedRequest(request, self._matcher(strings), count if turn is None else turn.start, count)
         stopped = None if known is None else watched.cut(known)
         if stopped is None:
             self._watched[name] = watched
@@ -139,6 +140,13 @@ class StoppingEngine(WrappedEngine):
         """As the engine's."""
         status = self._engine.status()
         return replace(status, waiting=status.waiting + len(self._ended)) if self._ended else status
+
+    def _matcher(self, strings: tuple[str, ...]) -> StopMatcher:
+        found = self._matchers.pop(strings, None)
+        matcher = self._matchers[strings] = StopMatcher(strings, self._decode) if found is None else found
+        if len(self._matchers) > MAX_MATCHERS:
+            del self._matchers[next(iter(self._matchers))]  # the least recently used
+        return matcher
 
     def _cut_completion(self, completion: Completion) -> Completion:
         """`completion` cut after its stop string: the engine may generate several tokens per step."""

@@ -17,6 +17,7 @@ from infra.workers.pool import WorkerPool, WorkersUnavailable
 from infra.workers.process import PoolClosed, ProcessEnded, WorkerProcess
 from operators.rollout.environments.config import EnvironmentSpec
 from operators.rollout.environments.contract import EpisodeState
+from operators.rollout.environments.worker import MAX_LIVE_EPISODES
 
 _START_S = 120.0
 _RAISED = "the environment failed: "
@@ -65,7 +66,7 @@ class EnvironmentPool(WorkerPool):
         self._reply_bytes = 65_536 + (spec.turns + 1) * (spec.max_observation_chars * _BYTES_PER_CHAR + 64)
         self._jobs: deque[_EpisodeJob] = deque()
         self._worker_of: dict[str, int] = {}
-        """By episode: the worker whose process has it."""
+        """By episode that goes on: the worker whose process has it; the newest last, as many as the processes keep."""
         super().__init__(spec.resolved_name, spec.workers)
         self._wait_for(lambda: 0 in self._processes)
 
@@ -119,8 +120,6 @@ class EnvironmentPool(WorkerPool):
             job = min(self._jobs, key=lambda job: {worker: 0, None: 1}.get(self._worker_of.get(job.episode), 2))
             self._jobs.remove(job)
             self._worker_of.pop(job.episode, None)
-            if not job.last:
-                self._worker_of[job.episode] = worker
             return job
 
     def _drop(self, worker: int) -> None:
@@ -151,8 +150,17 @@ class EnvironmentPool(WorkerPool):
                 self._drop(worker)
             if "error" in reply:
                 raise EnvironmentFailed(f"{_RAISED}{reply['error']}")
-            return EpisodeState(list(reply["observations"]), list(reply["rewards"]), bool(reply["done"]))
+            state = EpisodeState(list(reply["observations"]), list(reply["rewards"]), bool(reply["done"]))
+            if not (state.done or job.last or reply.get("retire")):
+                self._keep(worker, job.episode)
+            return state
         raise EnvironmentFailed(ending)
+
+    def _keep(self, worker: int, episode: str) -> None:
+        with self._change:
+            self._worker_of[episode] = worker
+            if len(self._worker_of) > MAX_LIVE_EPISODES * self.spec.workers:
+                del self._worker_of[next(iter(self._worker_of))]
 
     def _start(self, worker: int) -> WorkerProcess:
         """Start the worker's process. Raises EnvironmentUnavailable, PoolClosed."""

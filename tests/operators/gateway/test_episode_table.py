@@ -161,6 +161,20 @@ def test_record_without_an_assignment_is_not_read_for_ever(monkeypatch: pytest.M
     assert it.low_water(log.ends()) == log.ends()
 
 
+@pytest.mark.parametrize("progress_first", [False, True])
+def test_records_of_other_trajectories_are_not_kept(progress_first: bool) -> None:
+    """Of a mixture: their progress was read again at each start, until they finished."""
+    it, log, of = table(), Log(), prompt(0, 1)
+    log.write(0, Assignment(of, 0, 1, 1, 0, 1, None, None, 0))
+    gained = Response(token_ids([7]), floats([-1]), flags([True]))
+    log.write(1, Progress("p0.0", 1, 1, 0, 1, 0, gained, (VersionSpan(PolicyVersion(1, 0), 1),), None, 0, 0))
+    it.fold(sorted(log.read({}, 0), key=lambda received: (received.topic == "inbox") == progress_first))
+    assert it.low_water(log.ends()) == log.ends()
+    log.write(2, trajectory(of, 0))
+    it.fold(log.read({PLACES[0]: 1, PLACES[1]: 1}, 0))
+    assert not it._others
+
+
 def test_order_from_within_another_turn_is_forgotten_at_its_end() -> None:
     """A gateway that reads tokens of a turn before its request takes their end for the end of the episode so far."""
 

@@ -49,6 +49,18 @@ def test_pool_continues_or_replays_an_episode(open_pool: OpenPool) -> None:
     assert play(pool, "p0.0", "b") == EpisodeState(["[7]", "(1:98)"], [0.25], False)  # a repeated request
 
 
+def test_pool_forgets_episodes_that_have_ended(open_pool: OpenPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("operators.rollout.environments.pool.MAX_LIVE_EPISODES", 2)
+    pool = open_pool("Echo")
+    assert play(pool, "done", "a", "bb", "c").done
+    with pytest.raises(EnvironmentFailed, match="the episode is done after 3 turns"):
+        play(pool, "failed", "a", "bb", "c", "d")
+    assert not pool._worker_of
+    for name in ("first", "second", "third"):
+        play(pool, name, "a")
+    assert pool._worker_of == {"second": 0, "third": 0}
+
+
 def test_pool_does_not_replay_independent_steps(open_pool: OpenPool) -> None:
     pool = open_pool("Independent")
     assert play(pool, "a", "x", "y").observations == ["", None, "(y:1)"]

@@ -12,6 +12,7 @@ from record_factories import version
 from scripted_engine import ScriptedEngine
 from tiny_engines import request
 
+from operators.rollout import stop_strings
 from operators.rollout.engine import Completion
 from operators.rollout.stop_strings import StopMatcher, StoppingEngine
 
@@ -58,3 +59,15 @@ def test_kv_is_cut_at_a_stop_string() -> None:
     assert done.generated.kv is not None
     assert (done.generated.kv.tokens, done.generated.kv.layout_tokens) == (4, 6)
     assert it.release(["p0.0"]) == {}
+
+
+def test_matchers_of_the_last_requests_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has the tokens that it has seen; agents choose the strings of a request."""
+    monkeypatch.setattr(stop_strings, "MAX_MATCHERS", 2)
+    it = StoppingEngine(ScriptedEngine(), decode)
+    for number, string in enumerate("abac"):
+        asked = request(number, prompt=0)
+        it.submit(replace(asked, sampling=replace(asked.sampling, stop_strings=(string,))))
+    assert list(it._matchers) == [("a",), ("c",)]
+    first, _, third, _ = it._watched.values()
+    assert first.matcher is third.matcher
