@@ -95,7 +95,7 @@ class TransformersEngine:
         self.lost: RunnerLost | None = None
         """Why it computes nothing until `relocate`; None if it can compute."""
         self._confirmed = 0
-        """The rows that had KV when the runner was lost."""
+        """How many of the first rows have KV while the runner is lost."""
         self.version = version
         """The weight version loaded, None before the first."""
         self._tokens_generated = 0
@@ -297,12 +297,15 @@ class TransformersEngine:
         provided = {name: self._provided_kv.pop(name) for name in trajectory_ids if name in self._provided_kv}
         kv = provided if with_kv else {}
         lengths = self._scheduler.rows.length
+        confirmed = self._scheduler.rows.count if self.lost is None else self._confirmed
         with torch.inference_mode():
             if with_kv:
                 running = self._scheduler.running_rows(trajectory_ids)
-                kv |= {name: self._kv.export_row(row, int(lengths[row]) - 1) for name, row in running.items()}
+                rows = {name: row for name, row in running.items() if row < confirmed}
+                kv |= {name: self._kv.export_row(row, int(lengths[row]) - 1) for name, row in rows.items()}
             released, moves = self._scheduler.release(trajectory_ids)
             self._kv.copy(moves)
+        self._confirmed = min([confirmed, *(move.target for move in moves if move.source >= confirmed)])
         return {name: replace(partial, kv=kv.get(name)) for name, partial in released.items()}
 
     def generated(self, since: Mapping[str, int]) -> dict[str, PartialResponse]:

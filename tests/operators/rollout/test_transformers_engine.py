@@ -16,6 +16,7 @@ from tiny_models import CONTEXT, FAMILIES, MIXTURES, tiny_model
 from infra.models.weights import save_weights
 from operators.rollout.engine import Completion, PartialResponse, Request
 from operators.rollout.replica import Replica
+from operators.rollout.runner import RunnerLost
 from operators.rollout.transformers_engine import TransformersEngine
 from schemas.records import Assignment, Sampling, Trajectory
 
@@ -298,6 +299,39 @@ def test_release_returns_all_generated_tokens() -> None:
         assert_same(completion, whole[name])
     moved = run(engine(), [replace(request(0), partial=released["p0.0"])])
     assert_same(moved["p0.0"], whole["p0.0"])
+
+
+def lost_engine(monkeypatch: pytest.MonkeyPatch) -> TransformersEngine:
+    """With four rows that have KV, and two that have none: the runner was lost in the step that admitted them."""
+    it = engine(slots=6, version=version(0))
+    for number in range(4):
+        it.submit(request(3 * number))
+    it.step()
+    for number in range(4, 6):
+        it.submit(request(3 * number))
+
+    def lose(*args: Any) -> torch.Tensor:
+        raise RunnerLost("gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(it._runner, "decode", lose)
+        assert it.step() == []
+    assert it.lost is not None
+    return it
+
+
+def test_rows_that_move_without_kv_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = run(engine(slots=6), [request(3 * number) for number in range(6)])
+    it = lost_engine(monkeypatch)
+    it.release(["p1.0"])
+    it.relocate(it._own_runner, it._slots, version(0))
+    for name, completion in run(it, ()).items():
+        assert_same(completion, expected[name])
+
+
+def test_released_rows_without_kv_export_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = lost_engine(monkeypatch).release(["p0.0", "p4.0"], with_kv=True)
+    assert [released[name].kv is not None for name in ("p0.0", "p4.0")] == [True, False]
 
 
 def test_model_seconds_include_the_removal_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
