@@ -66,7 +66,7 @@ def engine_arguments(
     context: int,
     kv_capacity: int | None = None,
     dtype: str = "float32",
-    block: int = 32,
+    block_size: int = 32,
     gpus: int = 1,
     **options: Any,
 ) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def engine_arguments(
         "dtype": dtype,
         "max_model_len": context,
         "max_num_seqs": slots,
-        "block_size": block,
+        "block_size": block_size,
         "enable_prefix_caching": True,
         "tensor_parallel_size": gpus,
         "disable_log_stats": True,
@@ -84,10 +84,10 @@ def engine_arguments(
     on_cpu = current_platform.is_cpu()
     if on_cpu or kv_capacity is not None:
         wanted = slots * context if kv_capacity is None else kv_capacity
-        blocks = max(wanted // block, -(-context // block)) + 1  # vLLM reserves one block
+        blocks = max(wanted // block_size, -(-context // block_size)) + 1  # vLLM reserves one block
         arguments["num_gpu_blocks_override"] = blocks
         if on_cpu:  # by default vLLM takes nearly all memory
-            arguments["kv_cache_memory_bytes"] = (blocks + 1) * block * _token_bytes(model, dtype)
+            arguments["kv_cache_memory_bytes"] = (blocks + 1) * block_size * _token_bytes(model, dtype)
     if on_cpu:
         reject_on_cpu(options)
         options["enforce_eager"] = True
@@ -98,7 +98,7 @@ def open_vllm(model: Path, *, token_sampler: TokenSampler = "laminar", **options
     """vLLM over the Hugging Face model in folder `model`, for a `VllmEngine` with the draws of `token_sampler`.
 
     At most `slots` requests run at once, of at most `context` tokens each; `kv_capacity` bounds their tokens together,
-    in blocks of `block` tokens (default: on a CPU slots × context, on GPUs what fits their memory). `gpus` is the
+    in blocks of `block_size` tokens (default: on a CPU slots × context, on GPUs what fits their memory). `gpus` is the
     tensor-parallel size. All other `options` are passed to vLLM's EngineArgs and override ours. Raises ValueError for
     options that a CPU cannot have, and what vLLM raises for a model that it cannot run.
 

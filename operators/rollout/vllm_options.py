@@ -12,6 +12,8 @@ _SETTINGS = {
     "max_num_seqs": "rollout.slots",
     "context": "rollout.context",
     "max_model_len": "rollout.context",
+    "kv_capacity": "rollout.kv_capacity",
+    "token_sampler": "rollout.token_sampler",
     "gpus": "rollout.tensor_parallel",
     "tensor_parallel_size": "rollout.tensor_parallel",
 }

@@ -122,6 +122,13 @@ def test_vllm_rejects_compiled_code_on_a_cpu() -> None:
         open_vllm(model_folder(FAMILY), slots=2, context=64, enforce_eager=False)
 
 
+def test_vllm_kv_capacity_is_in_blocks_of_the_given_size() -> None:
+    from operators.rollout.vllm_engine import engine_arguments
+
+    found = engine_arguments(model_folder(FAMILY), slots=2, context=64, block_size=16)
+    assert (found["block_size"], found["num_gpu_blocks_override"]) == (16, 2 * 64 // 16 + 1)
+
+
 def test_vllm_does_not_leave_ld_preload() -> None:
     vllm_engine()
     assert "tcmalloc" not in os.environ.get("LD_PRELOAD", "")

@@ -33,6 +33,8 @@ def test_other_options_are_accepted_on_a_cpu(options: dict[str, object]) -> None
     [
         ("dtype", "float16", r"vllm\.dtype cannot be set: set rollout\.dtype"),
         ("tensor_parallel_size", 2, r"vllm\.tensor_parallel_size cannot be set: set rollout\.tensor_parallel"),
+        ("kv_capacity", 4096, r"vllm\.kv_capacity cannot be set: set rollout\.kv_capacity"),
+        ("token_sampler", "vllm", r"vllm\.token_sampler cannot be set: set rollout\.token_sampler"),
         ("async_scheduling", True, r"vllm\.async_scheduling cannot be set: the draws"),
         ("enable_sleep_mode", True, r"vllm\.enable_sleep_mode would have no effect"),
     ],
