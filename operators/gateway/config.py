@@ -15,7 +15,8 @@ class GatewayConfig(CheckedSettings):
     """The HTTP endpoint of agents. Raises ValueError naming the field that is invalid."""
 
     host: str = "127.0.0.1"
-    """Address at which agents connect; beyond loopback certificate_file and key_file are required."""
+    """Address at which agents connect; beyond loopback certificate_file and key_file are required, and agents of the
+    run itself need a host name in the certificate, not 0.0.0.0, except in the containers of `laminar deploy`."""
     port: Port = 0
     """Port to listen at; 0: any free port, the same at every start of the run, see `gateway.json` in its folder."""
     processes: PositiveInt = 1

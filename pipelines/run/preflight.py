@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from infra.listening import port_problem
+from infra.listening import is_unspecified, port_problem
+from infra.machine import GATEWAY_URL
 from infra.models.demo_config import PHRASES
 from infra.models.sizes import adapter_parameters, parameter_count, unsupported_features
 from infra.sizes import size_text
@@ -201,6 +203,18 @@ def port_problems(config: Config, sections: Iterable[str] = ("relay", "gateway")
     for key, host, port in (("relay", relay.listen, relay.port), ("gateway", gateway.host, gateway.port)):
         if key in sections and port and (reason := port_problem(host, port)):
             yield f"{key}.port: {host}:{port} cannot be used: {reason}"
+
+
+def gateway_host_problems(config: Config) -> Iterator[str]:
+    """That this run's agents get an address which stands for all of a machine: no certificate has it."""
+    gateway, agents = config.gateway, config.agents
+    if gateway is None or agents is None or not agents.runs_here or GATEWAY_URL in os.environ:
+        return
+    if is_unspecified(gateway.host):
+        yield (
+            f"gateway.host is {gateway.host}, to which no agent of this run can connect: set the host name in "
+            f"{gateway.certificate_file}"
+        )
 
 
 def store_problems(config: Config) -> Iterator[str]:

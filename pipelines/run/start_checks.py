@@ -13,7 +13,7 @@ from pipelines.config import Config, ConfigDraft, ConfigProblems
 from pipelines.present.output import Report
 from pipelines.present.progress import ProgressPrinter
 from pipelines.run.paths import with_absolute_paths
-from pipelines.run.preflight import gpu_problems, missing_requirements, port_problems
+from pipelines.run.preflight import gateway_host_problems, gpu_problems, missing_requirements, port_problems
 from pipelines.run.run_names import name_problems, with_run_name
 from pipelines.run.stop_requests import Interrupted, StopRequests
 from pipelines.run.trial_result import TrialResult, check_text
@@ -66,8 +66,8 @@ def known_problems(draft: ConfigDraft) -> list[str]:
 
 def problems_of(config: Config, *, new: bool = True) -> list[str]:
     """All requirements of a new or resumed run that this machine does not meet, without running code of the user."""
-    found = (missing_requirements(config, new=new), port_problems(config), gpu_problems(config, visible_gpus()))
-    return [problem for problems in found for problem in problems]
+    found = (missing_requirements(config, new=new), gateway_host_problems(config), port_problems(config))
+    return [problem for problems in (*found, gpu_problems(config, visible_gpus())) for problem in problems]
 
 
 def _tried(

@@ -15,7 +15,14 @@ from pipelines.roles import WITH_ENGINE, WITH_STORE, Role
 from pipelines.run.inputs import accept_inputs, changed_inputs, changed_text, record_inputs
 from pipelines.run.learnability import unlearnable
 from pipelines.run.paths import files_read
-from pipelines.run.preflight import absent_gpus, model_problems, port_problems, store_problems, unknown_environments
+from pipelines.run.preflight import (
+    absent_gpus,
+    gateway_host_problems,
+    model_problems,
+    port_problems,
+    store_problems,
+    unknown_environments,
+)
 from pipelines.run.run_names import UNNAMED
 from pipelines.run.topics import existing_topics
 from pipelines.shards import partitions_of
@@ -39,6 +46,8 @@ def role_problems(config: Config, role: Role) -> Iterator[str]:
             config.model_folder()
         except ConfigError as error:
             yield str(error)
+    if role.pipeline == "agents":
+        yield from gateway_host_problems(config)
     if role == Role("trainer") and config.trainer.ranks > 1:
         yield from _rank_0_problem(config.trainer.rank_0_host)
     if role.pipeline in ("experience", "trainer"):

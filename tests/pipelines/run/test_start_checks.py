@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from object_store import object_store
 
+from infra.machine import GATEWAY_URL
 from infra.sizes import GIB
 from infra.storage import open_storage
 from infra.store.errors import StoreBusy
@@ -20,6 +21,7 @@ from operators.trainer.advantages import generalised, whitened_returns
 from operators.trainer.algorithms import FUNCTIONS
 from operators.trainer.config import WITH_CRITIC, WITHOUT_GROUPS
 from pipelines.config import Config, ConfigProblems, parse_config
+from pipelines.roles import Role
 from pipelines.run.learnability import doubtful_settings, unlearnable
 from pipelines.run.preflight import (
     host_problems,
@@ -29,6 +31,8 @@ from pipelines.run.preflight import (
     store_problems,
     unknown_environments,
 )
+from pipelines.run.start_checks import problems_of
+from pipelines.run.submission.role_checks import role_problems
 from pipelines.run.supervisor import store_in_use
 
 
@@ -251,6 +255,30 @@ def test_store_in_use_names_the_setting_that_helps(store: str, advice: str) -> N
     assert "/s is in use by process 5" in text
     assert text.endswith(advice)
     assert text.startswith("relay.store: " if store == "/s" else "run 'checked' is active on this machine: ")
+
+
+@pytest.mark.parametrize(
+    ("host", "agents", "url", "refused"),
+    [
+        ("0.0.0.0", {"command": ["true"]}, "", True),
+        ("::", {"function": "agent:solve"}, "", True),
+        ("0.0.0.0", {"command": ["true"]}, "https://gateway:8443/v1", False),  # as in a container
+        ("0.0.0.0", {}, "", False),  # the owners of agents elsewhere know a name
+        ("here.example", {"command": ["true"]}, "", False),
+    ],
+)
+def test_agents_of_a_run_need_a_host_to_connect_to(
+    host: str, agents: dict[str, Any], url: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if url:
+        monkeypatch.setenv(GATEWAY_URL, url)
+    files = {"certificate_file": "gateway.pem", "key_file": "gateway.pem"}
+    prompts = {"task": "gcd", "environment": "agent"}
+    config = config_of(gateway={"host": host, **files}, prompts=prompts, agents=agents)
+    expected = f"gateway.host is {host}, to which no agent of this run can connect: set the host name in gateway.pem"
+    assert (expected in problems_of(config)) == refused
+    assert (expected in role_problems(config, Role("agents"))) == refused
+    assert expected not in role_problems(config, Role("gateway")), "agents of another machine may have its address"
 
 
 @pytest.mark.parametrize("key", ["relay", "gateway"])
