@@ -93,7 +93,12 @@ class FunctionServer:
             server.stdin.flush()
         with process.changed:
             started = process.changed.wait_for(lambda: process.pid or process.code is not None, _START_S)
-        if not started or (process.code is not None and not process.pid):
+        if not started:
+            with self._lock:  # else it would play the episode later, beside the next attempt
+                server.kill()
+                server.wait()
+            raise OSError(f"{self._target} was not loaded within {_START_S:g} s")
+        if process.code is not None and not process.pid:
             raise OSError(f"{self._target} cannot be loaded: see {self._log}")
         return process
 
@@ -196,10 +201,13 @@ def main(target: str) -> None:
                 running[pid] = order["number"]
                 _write(events, {"number": order["number"], "pid": pid})
         while running and (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            number = running.pop(ended.si_pid, None)  # None: a child that the user's module started
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(ended.si_pid, signal.SIGKILL)  # what it has started; not reaped yet, its number is its own
+                if number is not None:
+                    os.killpg(ended.si_pid, signal.SIGKILL)  # what it has started; not reaped yet, its id is its own
             _, status = os.waitpid(ended.si_pid, 0)
-            _write(events, {"number": running.pop(ended.si_pid), "code": os.waitstatus_to_exitcode(status)})
+            if number is not None:
+                _write(events, {"number": number, "code": os.waitstatus_to_exitcode(status)})
 
 
 def _answer_once(client: Any) -> None:
