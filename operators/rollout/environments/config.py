@@ -17,6 +17,8 @@ ENVIRONMENTS: Mapping[str, str] = {
     "verifiers": "operators.rollout.environments.verifiers_rollout:VerifiersRollout",
 }
 """The built-in environments, by name."""
+PYTHON_SECONDS = 4.0
+"""Default of `python`'s option `seconds`, the time that a program may take."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,12 @@ class EnvironmentSpec(CheckedSettings):
                 )
         elif not all(self.name.rpartition(":")[::2]):
             raise ValueError(f"environments: name {self.name!r} must be 'module:Class' or 'file.py:Class'")
+        programs = self.options.get("seconds", PYTHON_SECONDS)
+        if self.name == "python" and isinstance(programs, int | float) and programs >= self.seconds:
+            raise ValueError(
+                f"environments: options.seconds = {programs:g} of python must be below seconds = {self.seconds:g}: a "
+                "program that takes longer would fail its episode, instead of being an error that the model reads"
+            )
 
     @property
     def resolved_name(self) -> str:

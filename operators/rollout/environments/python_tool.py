@@ -7,6 +7,7 @@ from typing import Any
 
 from infra.sandbox.run import Limits, run_python
 from operators.rollout.environments.answers import is_correct, last_call
+from operators.rollout.environments.config import PYTHON_SECONDS
 
 _ENDINGS = {
     "time": "it took longer than {seconds:g} s",
@@ -28,7 +29,7 @@ class PythonTool:
     stop = ("</python>",)
     starts_processes = independent = True
 
-    def __init__(self, seconds: float = 4.0, memory_mb: int = 512, output_chars: int = 2000) -> None:
+    def __init__(self, seconds: float = PYTHON_SECONDS, memory_mb: int = 512, output_chars: int = 2000) -> None:
         self._limits, self._output_chars = Limits(seconds=seconds, memory_mb=memory_mb), output_chars
 
     def reset(self, prompt: Mapping[str, Any]) -> str:

@@ -160,6 +160,8 @@ def test_environment_spec_validates_its_fields() -> None:
         ({"name": "module:"}, "'module:Class'"),
         ({"name": "guess", "turns": 0}, "turns must be at least 1"),
         ({"name": "guess", "seconds": 0.0}, "seconds must be positive"),
+        ({"name": "python", "options": {"seconds": 10}}, r"options\.seconds = 10 of python must be below seconds = 10"),
+        ({"name": "python", "seconds": 4.0}, r"options\.seconds = 4 of python must be below seconds = 4"),
     ):
         with pytest.raises(ValueError, match=why):
             EnvironmentSpec(**fields)  # type: ignore[arg-type]
