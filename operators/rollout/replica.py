@@ -257,9 +257,10 @@ class Replica:
             self.changes += self.staging.advance()
             ended = self._leave_broken_group(self.staging)
         if self._interrupts and self._running and self._weights.newest != self.engine.version:
-            self._interrupt()
+            ended += self._interrupt()
         elif not self._reservations.plans and self._takes_weights():  # reserved trajectories need the loaded weights
-            self.changes += self._refresh()
+            version = self._weights.would_load(self._waiting.next_version)
+            self.changes += version is not None and self._load(version)
         loaded = self.engine.version
         if loaded is None or not self._waiting:
             return ended
@@ -279,18 +280,18 @@ class Replica:
             return []
         log.warning("replica %d leaves its group: %s", self.index, reason)
         self.engine.release(list(self._running))
-        ended = [self._running.pop(name) for name in tuple(self._running)]
         staging.leave()
         self.changes += 1
+        return self._reject_running(reason)
+
+    def _reject_running(self, reason: str) -> list[ReplicaEvent]:
+        ended = [self._running.pop(name) for name in tuple(self._running)]
         return [rejection(running.assignment, reason, retry=True) for running in ended]
 
-    def _refresh(self) -> bool:
-        """Load other weights into the empty engine, if there are any to load; returns whether it did."""
+    def _load(self, version: PolicyVersion) -> bool:
+        """Load `version`; a group that is led ends before. Returns whether it was loaded."""
         if (staging := self.staging) is None:
-            return self._weights.refresh(self._waiting.next_version)
-        version = self._weights.would_load(self._waiting.next_version)
-        if version is None:
-            return False
+            return self._weights.load(version)
         staging.leave()
         with staging.member.claims.changing(version) as free:
             return free and self._weights.load(version)
@@ -355,23 +356,22 @@ class Replica:
         self._running[assignment.trajectory_id] = running
         return None
 
-    def _interrupt(self) -> None:
-        """Resume all running trajectories under newer weights, unless some are pinned to the present ones."""
-        before, newer = self.engine.version, self._weights.newest_available()
+    def _interrupt(self) -> list[ReplicaEvent]:
+        """Resume all running trajectories under newer weights, unless some are pinned; returns rejections."""
+        before, newer = self.engine.version, self._weights.would_load(None)
         pinned = any(running.assignment.prompt.policy_version is not None for running in self._running.values())
         if before is None or newer is None or newer <= before or pinned or self._reservations.plans:
-            return
-        if self.staging is not None and not self.staging.may_load(newer):
-            return
+            return []
         partials = self.engine.release(list(self._running))
-        if self.staging is not None:
-            self.staging.leave()
-        self.changes += self._weights.load(newer)
+        self.changes += self._load(newer)
+        if self.engine.version is None:  # its group has ended, and the newer version was evicted
+            return self._reject_running(f"weight version {newer} is gone")
         for name, running in self._running.items():
             partial = partials[name]
             running.spans, running.version = running.spans_of(len(partial.token_ids)), self.engine.version
             request = request_of(running.assignment)
             self.engine.submit(replace(request, partial=partial if len(partial.token_ids) else None))
+        return []
 
     # -- handing over -------------------------------------------------------------------------------------------------
 

@@ -58,20 +58,11 @@ class WeightLoader:
         """The complete versions on this machine."""
         return self._weights.versions()
 
-    def newest_available(self) -> PolicyVersion | None:
-        """The newest announced version that is complete on this machine."""
-        return self._newest_of(self.available())
-
-    def refresh(self, named: PolicyVersion | None) -> bool:
-        """Load version `named`, or the newest available one if `named` is None or not available.
-
-        The engine must be empty. Returns whether weights were loaded.
-        """
-        version = self.would_load(named)
-        return version is not None and self.load(version)
-
     def would_load(self, named: PolicyVersion | None) -> PolicyVersion | None:
-        """The version that `refresh` loads now; None if it loads none."""
+        """The version to load now: `named`, or the newest available one if `named` is None or not available.
+
+        None if the engine has it, or may not load it.
+        """
         available = self.available()
         version = named if named in available else self._newest_of(available)
         if version is None or version == self._engine.version or not self._may_load(version):

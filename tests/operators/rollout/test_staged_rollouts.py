@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from in_memory_log import Log, Shard
@@ -24,11 +25,10 @@ from schemas.records import Assignment, AssignmentRejected, Release, Sampling, T
 from schemas.topics import INBOX, RELAY
 
 
-def product_replica(of: Replica) -> ProductReplica:
+def product_replica(of: Replica, **options: Any) -> ProductReplica:
     """The replica of a rollout process over the engine and the store of `of`."""
-    return ProductReplica(
-        of.index, 1, of.engine, of.store, str, lambda: 0, kv_transfers=of.transfers, staging=of.staging
-    )
+    options |= {"kv_transfers": of.transfers, "staging": of.staging}
+    return ProductReplica(of.index, 1, of.engine, of.store, str, lambda: 0, **options)
 
 
 def assignment(number: int) -> Assignment:
@@ -82,6 +82,25 @@ def test_replica_leaves_its_group_for_a_newer_whole_version(
     leading.step()
     assert leading.engine.version == newer.version
     assert not made[0].staging.status(0).leads
+
+
+def test_interrupted_requests_are_rejected_if_nothing_was_loaded(
+    replicas: Replicas, version: Version, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newer version was evicted after the group had ended. No stage may start during a load."""
+    made = three_stages(replicas, version)
+    newer = Version(tmp_path, number=2, seed=9)
+    leading = product_replica(made[0], interrupts=True)
+    leading.announce(version.version, version.manifest)
+    leading.accept(assignment(0))
+    leading.step()
+    made[0].whole(newer)
+    leading.announce(newer.version, newer.manifest)
+    claims, locked = made[0].staging.member.claims, []
+    monkeypatch.setattr(leading._weights, "load", lambda version: bool(locked.append(claims._lock.locked())))
+    (rejected,) = [event for event in leading.step() if isinstance(event, AssignmentRejected)]
+    assert (rejected.trajectory_id, rejected.reason, rejected.retry) == ("p0.0", "weight version 1.2 is gone", True)
+    assert (leading.idle, leading.engine.version, locked) == (True, None, [True])
 
 
 def test_restarted_rollout_leads_a_group_of_an_earlier_version(
