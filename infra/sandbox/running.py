@@ -80,6 +80,8 @@ def _status(pid: int) -> bytes:
 
 
 _MIB = 1024 * 1024
+_MAX_MEMORY_MB, _MAX_SECONDS = 1 << 40, 1 << 30
+"""More is no limit, and the kernel takes no larger numbers."""
 _MONITOR_MB = 64
 """Memory of a cgroup for the monitor and the kernel."""
 MEASURE_EVERY_S = 0.02
@@ -161,7 +163,8 @@ class Running:
         passed = [monitor_end.fileno(), job, standard_input, output, errors, *channel]
         try:
             try:
-                self._cgroup = program_cgroup((limits.memory_mb + limits.disk_mb + _MONITOR_MB) * _MIB, limits.threads)
+                others = (limits.disk_mb + _MONITOR_MB) * _MIB
+                self._cgroup = program_cgroup(_memory_bytes(limits) + others, limits.threads)
                 if self._cgroup:
                     request["cgroup"] = True
                     passed.append(self._cgroup.joining)
@@ -305,8 +308,8 @@ class Running:
 
 def _rlimits(limits: Limits, namespaces: bool) -> dict[str, int]:
     own = {
-        "AS": limits.memory_mb * _MIB,
-        "CPU": math.ceil(limits.seconds) + 1,  # the last resort: the supervisor enforces the wall clock
+        "AS": _memory_bytes(limits),
+        "CPU": math.ceil(min(limits.seconds, _MAX_SECONDS)) + 1,  # the last resort: the supervisor has a clock
         "FSIZE": _max_file_bytes(limits),  # an error in the program, before all files together reach their limit
         "NOFILE": 64,
         "MEMLOCK": 0,
@@ -315,6 +318,10 @@ def _rlimits(limits: Limits, namespaces: bool) -> dict[str, int]:
     }
     # The kernel counts processes of a user: without a namespace those of the whole machine.
     return own | ({"NPROC": limits.threads + 1} if namespaces else {})
+
+
+def _memory_bytes(limits: Limits) -> int:
+    return int(min(limits.memory_mb, _MAX_MEMORY_MB) * _MIB)
 
 
 def _max_file_bytes(limits: Limits) -> int:

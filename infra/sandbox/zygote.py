@@ -156,7 +156,7 @@ def _become_program(
             os.environ[name] = folder
         try:
             confine.confine(job["limits"], layers.readable, folder, layers.abi)
-        except OSError as error:
+        except (OSError, ValueError, TypeError, OverflowError) as error:  # the kernel, or Python, takes no such limit
             os.write(status, json.dumps({"refused": str(error)}).encode())
             os._exit(1)
         os.write(status, b'{"ready": true}')

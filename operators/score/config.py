@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -15,8 +16,13 @@ from operators.score.attempt import AnswerKind, Extraction
 from operators.score.rewards import REWARDS, is_custom
 
 _Amount = Annotated[float, Ge(-1e6), Le(1e6)]
-NUMBERS = {"target", "limit", "seconds", "memory_mb", "buffer"}
-"""Options of rewards that are compared."""
+_NEEDED: Mapping[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a finite number",
+    str: "a text",
+    tuple: "a list of one or more texts",
+}
 
 
 @dataclass(frozen=True)
@@ -62,13 +68,16 @@ class RewardSpec(CheckedSettings):
             if default is None and name not in self.options:
                 raise ValueError(f"rewards: {self.name} needs option {name!r}")
         given = self.options
-        for name in NUMBERS & given.keys():
-            if not isinstance(given[name], int | float):
-                raise ValueError(f"rewards: {self.name} needs a number as {name!r}, not {given[name]!r}")
+        for name in given:
+            # Of the required options only regex's pattern is no number.
+            required = str if name == "pattern" else float
+            kind = required if known[name] is None else type(known[name])
+            if not _is_of(kind, given[name]):
+                raise ValueError(f"rewards: {self.name} needs {_NEEDED[kind]} as {name!r}, not {given[name]!r}")
         if self.name == "regex":
-            if not isinstance(given["pattern"], str):
-                raise ValueError(f"rewards: regex needs a text as 'pattern', not {given['pattern']!r}")
             _check_pattern("rewards: regex's pattern", given["pattern"])
+        if given.get("tolerance", 0) < 0:
+            raise ValueError(f"rewards: numeric needs a 'tolerance' of at least 0, not {given['tolerance']!r}")
         if self.name == "length" and not 0 <= given["target"] < given["limit"]:
             raise ValueError("rewards: length needs 0 <= target < limit")
         if self.name == "code" and not (given.get("seconds", 1) > 0 and given.get("memory_mb", 1) > 0):
@@ -193,6 +202,15 @@ class ScoreConfig(Rubric):
             if task.name not in known:
                 hint = suggest_name(task.name, known)
                 raise ValueError(f"score.tasks: no prompts.name or prompts.task is {task.name!r}{hint}")
+
+
+def _is_of(kind: type, value: object) -> bool:
+    """Whether an option's `value` is of `kind`: an integer is a float, too; a tuple has texts, none empty."""
+    if kind is tuple:
+        return isinstance(value, list | tuple) and bool(value) and all(isinstance(each, str) and each for each in value)
+    if kind is float:
+        return type(value) in (int, float) and -math.inf < value < math.inf  # type: ignore[operator]
+    return type(value) is kind
 
 
 def _check_pattern(name: str, pattern: str) -> None:

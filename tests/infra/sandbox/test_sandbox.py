@@ -223,3 +223,14 @@ print(run_python({program!r}, limits=Limits(seconds=20.0, threads=10), isolation
 def test_limits_must_be_positive(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         Limits(**{field: 0})
+
+
+@pytest.mark.parametrize("memory_mb", [512.0, 1e9, 10**14, float("inf")])
+def test_program_runs_with_any_positive_memory_limit(memory_mb: Any) -> None:
+    assert run_with("print(1)", limits=Limits(seconds=20.0, memory_mb=memory_mb)).output == b"1\n"
+
+
+def test_limit_that_cannot_be_set_makes_the_sandbox_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_rlimits", lambda limits, namespaces: {"AS": 1e9})
+    with pytest.raises(SandboxUnavailable, match=r"cannot confine a program: .*float"):
+        run_with("")
