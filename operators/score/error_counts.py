@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from infra.runners.step_metrics import StepCounters
 from infra.workers.error_text import first_line
 from schemas.block import Block
-from schemas.metric_labels import ENDING, FIRST_ERROR, SHARD, TASK, TEXT, by_label, labelled
+from schemas.metric_labels import ENDING, FIRST_ERROR, SHARD, TASK, TEXT, by_label, labelled, split_labels
 from schemas.records import AGENT, Metric
 
 EVERY_MS = 1_000
@@ -28,9 +28,14 @@ COUNTS = (
 )
 """Scored trajectories of training; those whose reward function failed, whose environment failed, whose generation
 failed. Then those of evaluation, and those of them with any error: nothing is trained on them."""
+MAX_TASKS = 128
+"""Tasks with counts of their own, the first ones; all others count as `OTHER`. Each commit note holds the counts, and
+rows of a file may name any number of tasks, of any length."""
+OTHER = "other"
 MAX_FIRST_ERRORS = 8
 """Tasks whose first error is kept, with at most `MAX_CHARACTERS`: each commit note holds it."""
 MAX_CHARACTERS = 160
+"""Of a first error, and of the name of a task that has counts of its own."""
 EPISODES, TURNS, ENDINGS = "episodes", "episode_turns", "episode_endings"
 
 
@@ -91,13 +96,27 @@ def _true(values: pa.Array) -> int:
 
 
 class TaskErrorCounts:
-    """Values of the metric `score` with the label `task`; they continue from `earlier`.
+    """Values of the metric `score` with the label `task`; they continue from `earlier`, as do those without a task.
 
     `first_error` is 1, with the first line of the task's first error in the label `text`.
     """
 
     def __init__(self, earlier: Mapping[str, int]) -> None:
-        self.values = Counter(earlier)
+        self.values: Counter[str] = Counter()
+        self._tasks: set[str] = set()
+        for key, count in earlier.items():  # a release without MAX_TASKS may have written more tasks
+            name, labels = split_labels(key)
+            if TASK in labels:
+                key = labelled(name, **{**labels, TASK: self._label(labels[TASK])})
+            self.values[key] += count
+
+    def _label(self, task: str) -> str:
+        """The task under which `task` is counted."""
+        if task not in self._tasks:
+            if len(self._tasks) >= MAX_TASKS or len(task) > MAX_CHARACTERS or task == OTHER:
+                return OTHER
+            self._tasks.add(task)
+        return task
 
     def add(self, experiences: Block, trained: pa.Array) -> None:
         """Count the `experiences` for which `trained` is true."""
@@ -107,10 +126,10 @@ class TaskErrorCounts:
         failed, messages = tasks.filter(wrong), errors.filter(wrong)
         for name, found in (("trajectories", tasks), ("errors", failed)):
             for each in pc.value_counts(found).to_pylist():
-                self.values[labelled(name, task=each["values"])] += each["counts"]
+                self.values[labelled(name, task=self._label(each["values"]))] += each["counts"]
         first: dict[str, str] = {}
         for task, message in zip(failed.to_pylist(), messages.to_pylist(), strict=True):
-            first.setdefault(task, message)
+            first.setdefault(self._label(task), message)
         self._keep(first)
 
     def _keep(self, first: Mapping[str, str]) -> None:
