@@ -7,6 +7,8 @@ import operator
 from typing import Any
 
 _INT64 = range(-(2**63), 2**63)
+LARGEST_REWARD = 1e100
+"""Of a turn, a verifier or a trajectory, in absolute value: the sum of two numbers near 1.8e308 is not finite."""
 
 
 def checked_scalar(where: str, of: type, value: Any) -> Any:

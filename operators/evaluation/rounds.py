@@ -11,6 +11,7 @@ from typing import Literal
 from operators.evaluation.config import EvaluationConfig
 from schemas.metric_labels import labelled
 from schemas.records import Experience, PolicyVersion
+from schemas.scalars import LARGEST_REWARD
 
 Mode = Literal["greedy", "sampled"]
 
@@ -86,13 +87,16 @@ class Round:
         return {labelled(name, **labels): value for name, value in values.items()}
 
     def _is_valid(self, answer: Experience) -> bool:
-        return answer.error is None and answer.trajectory.policy_version == self.version
+        valid = answer.error is None and not _has_failed(answer)
+        return valid and answer.trajectory.policy_version == self.version
 
 
 def _has_failed(answer: Experience) -> bool:
-    """Whether its episode or its reward failed."""
+    """Whether its episode or its reward failed, or the reward is larger than any that score gives."""
     trajectory = answer.trajectory
-    return answer.error is not None and (trajectory.finish_reason != "failed" or trajectory.episode is not None)
+    if answer.error is None:
+        return not max(abs(answer.reward), abs(accuracy_of(answer))) <= LARGEST_REWARD
+    return trajectory.finish_reason != "failed" or trajectory.episode is not None
 
 
 DIGITS = 12

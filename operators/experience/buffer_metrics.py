@@ -21,6 +21,7 @@ from schemas.metric_labels import (
     labelled,
 )
 from schemas.records import Metric, Outcome
+from schemas.scalars import LARGEST_REWARD
 
 DECILES = 10
 MAX_TASKS = 32
@@ -128,7 +129,7 @@ def by_task(runs: Sequence[RowRun]) -> dict[str, float]:
             "reward/mean": fmean(rewards),
             "response_length/mean": fmean(tokens),
         }
-        measured = [accuracy for accuracy in accuracies if accuracy is not None]
+        measured = [accuracy for accuracy in accuracies if accuracy is not None and abs(accuracy) <= LARGEST_REWARD]
         if measured:
             figures["accuracy/mean"] = fmean(measured)
         values |= {labelled(name, task=task): figure for name, figure in figures.items()}
@@ -141,7 +142,8 @@ def by_component(runs: Sequence[RowRun]) -> dict[str, float]:
     found: dict[str, list[float]] = defaultdict(list)
     for block, first, last in runs:
         for name, value in block.components.between(first, last):
-            found[name].append(value)
+            if abs(value) <= LARGEST_REWARD:  # larger ones, of imported rows, may have no mean
+                found[name].append(value)
     found.pop(ACCURACY, None)
     values: dict[str, float] = {}
     for name in sorted(found, key=lambda name: -len(found[name]))[:MAX_COMPONENTS]:

@@ -20,6 +20,7 @@ from operators.score.worker import MAX_REPLY_BYTES
 
 _START_LIMIT_S = 120.0
 _MAX_FAILED_STARTS = 5
+_SHOWN = 80
 
 
 class VerifierUnavailable(WorkersUnavailable):
@@ -46,7 +47,12 @@ class VerifierResult:
 
 def result_of(value: float | Sequence[float]) -> VerifierResult:
     """The result of a verifier that returned `value`: a number, or one for each conversation."""
-    return VerifierResult(value, None) if isinstance(value, float) else VerifierResult(fmean(value), None, value)
+    if isinstance(value, float):
+        return VerifierResult(value, None)
+    try:
+        return VerifierResult(fmean(value), None, value)
+    except (OverflowError, TypeError, ValueError) as error:  # the process of a user's function may reply anything
+        return VerifierResult(None, f"returned {str(value)[:_SHOWN]}: {error}")
 
 
 class VerifierPool(WorkerPool):

@@ -5,13 +5,13 @@ This module imports nothing heavy: verifiers import their libraries at their fir
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from operators.score.attempt import AnswerContext, Attempt
 from operators.score.verifiers import code, custom, reasoning, texts
+from schemas.scalars import LARGEST_REWARD
 
 Options = Mapping[str, Any]
 Judge = Callable[[Attempt], "float | list[float]"]
@@ -116,8 +116,8 @@ def is_custom(name: str) -> bool:
 def make_judge(name: str, options: Options) -> Judge:
     """The function that judges attempts by reward `name`; imports its libraries, or the user's module.
 
-    A judge raises whatever its verifier raises, and TypeError or ValueError if the result is not a finite number, nor
-    one for each conversation.
+    A judge raises whatever its verifier raises, and TypeError or ValueError if the result is not a number of at most
+    `LARGEST_REWARD`, nor one for each conversation.
     """
     if is_custom(name):
         function = custom.load(name, options)
@@ -144,10 +144,10 @@ def judgement(value: Any, conversations: int) -> float | list[float]:
 
 
 def finite(value: Any) -> float:
-    """`value` as a finite float. Raises TypeError if it is not a number, ValueError for NaN and infinities."""
+    """`value` as a float of at most `LARGEST_REWARD`. Raises TypeError if it is not a number, else ValueError."""
     if not hasattr(value, "__float__"):
         raise TypeError(f"returned {type(value).__name__} instead of a number")
     number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"returned {number}")
+    if not abs(number) <= LARGEST_REWARD:
+        raise ValueError(f"returned {number}: a reward is a finite number of at most {LARGEST_REWARD:g}")
     return number

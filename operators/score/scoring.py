@@ -7,6 +7,7 @@ buffer trains it only if `on_error` is set.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from operators.score.scorer import Scorer
 from schemas.arrow import arrow_schema
 from schemas.block import Block
 from schemas.records import AGENT, Experience
+from schemas.scalars import LARGEST_REWARD
 
 ACCURACY = "accuracy"
 """A component of weight 0: 1 if the answer is correct by `Rubric.accuracy`, else 0.
@@ -98,11 +100,19 @@ def read_answers(trajectories: Block) -> list[AnswerContext]:
     prompts = (trajectories.column(f"prompt.{name}").to_pylist() for name in ("text", "task", "reference"))
     tokens = np.diff(trajectories.column("response.token_ids").offsets.to_numpy()).tolist()
     episodes = trajectories.column("episode.rewards").to_pylist()
-    environment = [None if rewards is None else math.fsum(rewards) for rewards in episodes]
+    environment = [None if rewards is None else _total(rewards) for rewards in episodes]
     messages = [[each["messages"] for each in row] for row in _of_agents(trajectories, "conversations")]
     reported = _of_agents(trajectories, "conversation_rewards")
     texts = trajectories.column("text").to_pylist()
     return list(map(AnswerContext, texts, tokens, *prompts, environment, messages, reported))
+
+
+def _total(rewards: Sequence[float]) -> float:
+    """The sum; if that is no float the largest one, which is more than a reward may be."""
+    try:
+        return math.fsum(rewards)
+    except OverflowError:
+        return math.copysign(sys.float_info.max, sum(rewards))
 
 
 def _of_agents(trajectories: Block, name: str) -> list[list[Any]]:
@@ -119,7 +129,7 @@ def score_answer(results: Sequence[VerifierResult], rubric: Rubric) -> ScoredAns
     accuracy: list[WeightedReward] = []
     measure, least = rubric.accuracy or (None, 0.0)
     for spec, result in zip(rubric.rewards, results, strict=True):
-        if result.value is None or not math.isfinite(result.value):
+        if result.value is None or not abs(result.value) <= LARGEST_REWARD:
             errors.append(f"{spec.component}: {result.error or f'returned {result.value}'}")
             continue
         components.append(WeightedReward(spec.component, result.value, float(spec.weight)))
@@ -127,7 +137,7 @@ def score_answer(results: Sequence[VerifierResult], rubric: Rubric) -> ScoredAns
             accuracy.append(WeightedReward(ACCURACY, float(result.value >= least), 0.0))
     reward = sum(component.value * component.weight for component in components)
     of_conversations = _of_conversations(results, rubric)
-    if not all(map(math.isfinite, (reward, *of_conversations))):
+    if not all(abs(each) <= LARGEST_REWARD for each in (reward, *of_conversations)):
         errors.append(f"the weighted sum is {[reward, *of_conversations] if of_conversations else reward}")
     # Tracebacks follow the errors, so that the first line names all of them.
     traces = [trace for _, _, trace in (each.partition("\n") for each in errors) if trace]

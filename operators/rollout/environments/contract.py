@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from infra.name_lookup import member_of
+from schemas.scalars import LARGEST_REWARD
 
 
 class Environment(Protocol):
@@ -137,8 +137,8 @@ def _close(environment: Any) -> None:
 def _checked_reward(reward: Any, step: Callable[..., Any]) -> float:
     if not isinstance(reward, int | float):
         raise TypeError(f"a reward must be a number, not {type(reward).__name__}{_place(step)}")
-    if not math.isfinite(reward):
-        raise ValueError(f"a reward must be finite, not {reward}{_place(step)}")
+    if not abs(reward) <= LARGEST_REWARD:
+        raise ValueError(f"a reward must be finite, at most {LARGEST_REWARD:g}, not {reward}{_place(step)}")
     return float(reward)
 
 

@@ -47,7 +47,7 @@ def test_rewards_that_cancel_out_have_the_mean_0() -> None:
 
 
 @pytest.mark.parametrize(("failures", "measured"), [(2, True), (3, False)])
-@pytest.mark.parametrize("kind", ["episode", "reward"])
+@pytest.mark.parametrize("kind", ["episode", "reward", "large"])
 def test_failed_episodes_and_rewards_are_no_answers(kind: str, failures: int, measured: bool) -> None:
     answered = Round(version(3), "greedy", True, range(40))
     for number in range(40):
@@ -56,7 +56,8 @@ def test_failed_episodes_and_rewards_are_no_answers(kind: str, failures: int, me
         if number < failures:
             if kind == "episode":
                 answer = replace(answer, finish_reason="failed", error="raised", episode=Episode((), "failed"))
-            answered.answers[number] = experience(answer, reward=0.0, error="raised")
+            error = None if kind == "large" else "raised"
+            answered.answers[number] = experience(answer, reward=0.0 if error else 1.7e308, error=error)
     counts = {"questions": 40.0 - failures, "unanswered/greedy": failures, "failed/greedy": failures, "final": 1.0}
     means = {"accuracy/greedy": 1.0, "reward/greedy": 1.0}
     assert answered.values() == counts | (means if measured else {})

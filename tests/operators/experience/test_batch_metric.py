@@ -34,7 +34,7 @@ def test_metric_of_a_batch_has_what_the_buffer_holds() -> None:
 
 
 def test_metric_of_a_batch_has_the_means_of_components() -> None:
-    buffer = Buffer(global_batch=2)
+    buffer = Buffer(global_batch=4)
     question = prompt(0)
     right = (
         RewardComponent("exact", 1.0, 1.0),
@@ -42,8 +42,9 @@ def test_metric_of_a_batch_has_the_means_of_components() -> None:
         RewardComponent("accuracy", 1.0, 0.0),
     )
     brief = (RewardComponent("brief", 0.25, 0.0),)  # the other reward raised an error
+    large = tuple(RewardComponent(name, 1.7e308, 0.0) for name in ("brief", "exact", "accuracy"))  # imported
     buffer.score(
-        experience(trajectory(question, 0), components=right), experience(trajectory(question, 1), components=brief)
+        *(experience(trajectory(question, n), components=each) for n, each in enumerate((right, brief, large, large)))
     )
     buffer.shard.run()
     (metric,) = buffer.log.rows(METRICS)

@@ -102,6 +102,8 @@ class Faulty:
                 return "0", "1", False, {}
             case "rewards with NaN":
                 return "0", float("nan"), False, {}
+            case "rewards too much":
+                return "0", 1.7e308, False, {}
             case "returns done as 1":
                 return "0", 0.0, 1, {}
             case "returns info as a list":

@@ -60,6 +60,7 @@ def test_error_of_a_reward_leaves_no_rewards_of_conversations() -> None:
         ("0.5", (), None),
         ("[1.0]", (), "ValueError: returned 1 numbers for 2 conversations: return one, or one for each"),
         ("[1.0, float('nan')]", (), "ValueError: returned nan"),
+        ("[1.7e308] * 2", (), "ValueError: returned 1.7e+308"),
         ("[1.0, None]", (), "TypeError: returned NoneType instead of a number"),
         ("[1.0] * 500", (), "ValueError: returned 500 numbers for 2 conversations: return one, or one for each"),
     ],

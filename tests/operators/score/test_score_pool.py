@@ -17,7 +17,7 @@ import pytest
 from infra.workers.error_text import MAX_TRACE_CHARACTERS
 from infra.workers.pool import WorkersUnavailable
 from infra.workers.process import ProcessEnded, WorkerProcess
-from operators.score.pool import VerifierCall, VerifierPool, VerifierUnavailable
+from operators.score.pool import VerifierCall, VerifierPool, VerifierUnavailable, result_of
 from operators.score.worker import MAX_REPLY_BYTES
 
 BAD_VERIFIERS = """
@@ -144,6 +144,10 @@ def test_bad_verifier_fails_one_call(open_pool: Callable[..., VerifierPool], nam
     assert [result.value for result in results] == [4.0, None, 7.0, 4.0]
     assert error in (results[1].error or "")
     assert len(results[1].error or "") < 600 + MAX_TRACE_CHARACTERS
+
+
+def test_values_without_a_mean_are_an_error() -> None:
+    assert result_of([1.7e308, 1.7e308]).error == "returned [1.7e+308, 1.7e+308]: intermediate overflow in fsum"
 
 
 def test_last_reply_of_an_ended_process_is_received(tmp_path: Path) -> None:

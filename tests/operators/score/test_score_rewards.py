@@ -20,7 +20,7 @@ from operators.score.scorer import Scorer
 from operators.score.scoring import score_trajectories
 from operators.score.verifiers import reasoning
 from schemas.block import Block
-from schemas.metric_labels import labelled
+from schemas.metric_labels import labelled, values_by_task
 from schemas.records import Episode, RewardComponent
 
 MY_REWARD = str(Path(__file__).parents[3] / "examples" / "my_rewards.py:shows_work")
@@ -45,6 +45,7 @@ def test_reward_is_the_weighted_sum() -> None:
         (VerifierResult(None, "took too long"), "exact: took too long"),
         (VerifierResult(float("nan"), None), "exact: returned nan"),
         (VerifierResult(float("inf"), None), "exact: returned inf"),
+        (VerifierResult(1.7e308, None), "exact: returned 1.7e+308"),
     ],
 )
 def test_failed_verifier_gives_on_error_and_keeps_other_parts(result: VerifierResult, message: str) -> None:
@@ -99,6 +100,18 @@ def test_error_counts_separate_rewards_episodes_and_generation() -> None:
     assert ScoreCounters("g", counts.state()).state() == counts.state()
 
 
+def test_counts_by_task_are_of_the_first_tasks_and_others() -> None:
+    names = ["x" * 1000, *(f"task {number}" for number in range(300))]
+    judge = FixedJudge(CONFIG, *[VerifierResult(1.0, None)] * 3)
+    block = score_trajectories(Block.of([trajectory("#4", task=name) for name in names]), judge, 0)
+    counts = ScoreCounters("g", {labelled("trajectories", task=name): 1 for name in names})  # as 0.2.0 had them
+    for _ in range(2):
+        counts.add(block)
+    by_task = values_by_task(counts.state(), "trajectories")
+    assert by_task == {"other": 3 * 173} | dict.fromkeys(names[1:129], 3)
+    assert ScoreCounters("g", counts.state()).state() == counts.state()
+
+
 def test_episodes_are_counted_with_turns_and_endings() -> None:
     plain = trajectory("#4")
     endings = (((0.0, 0.0, 1.0), "done"), ((0.0,), "turns"), ((), "failed"), ((1.0,), "done"), ((1.0,), "done"))
@@ -115,10 +128,10 @@ def test_episodes_are_counted_with_turns_and_endings() -> None:
     assert {name: count for name, count in counts.state().items() if name in expected} == expected
 
 
-def test_infinite_weighted_sum_is_an_error() -> None:
-    huge = VerifierResult(1.7e308, None)
-    (experience,) = scored([trajectory("#4")], FixedJudge(CONFIG, huge, huge, huge))
-    assert (experience.reward, experience.error) == (-0.5, "the weighted sum is inf")
+def test_too_large_weighted_sum_is_an_error() -> None:
+    huge, none = VerifierResult(1e100, None), VerifierResult(0.0, None)
+    (experience,) = scored([trajectory("#4")], FixedJudge(CONFIG, none, huge, none))
+    assert (experience.reward, experience.error) == (-0.5, "the weighted sum is 2e+100")
 
 
 def test_failed_trajectories_are_not_judged_and_keep_their_order() -> None:
@@ -213,6 +226,17 @@ def test_environment_reward_is_the_sum_over_turns() -> None:
     assert rewarded[0].components[0] == RewardComponent("environment", 1.0, 2.0)
     assert rewarded[0].components[-1] == RewardComponent("accuracy", 1.0, 0.0)
     assert "the prompt has no environment: set prompts.environment" in (rewarded[2].error or "")
+
+
+@pytest.mark.parametrize("rewards", [(1.7e308, 1.7e308), (-1.7e308, -1.7e308), (1e100, 1e100)])
+def test_too_large_environment_reward_fails_its_trajectory(rewards: tuple[float, ...]) -> None:
+    config = ScoreConfig(rewards=(RewardSpec("environment"), RewardSpec(MY_REWARD)), workers=1)
+    rows = [trajectory("4", episode=Episode(each, "done")) for each in (rewards, (1.0,))]
+    with Scorer(config) as scorer:
+        errors = [each.error or "" for each in scored(rows, scorer)]
+    assert "environment: ValueError: returned" in errors[0]
+    assert "at most 1e+100" in errors[0]
+    assert errors[1] == ""
 
 
 def test_endless_answer_pattern_fails_only_its_own_trajectory() -> None:
