@@ -5,6 +5,7 @@ object is. Values of plain types are copied (remote_values.py); after a call its
 what the call did to their copies.
 
 A proxy is compared with a plain value here: the other program does not learn the value and cannot claim to equal it.
+It does learn the operands of arithmetic, so what an answer's class computes with a test's number is no number here.
 Imports nothing but the standard library: it runs inside the sandbox.
 """
 
@@ -16,22 +17,25 @@ import json
 import operator
 import os
 import struct
+import symtable
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from infra.sandbox.remote_values import TYPES, Decoder, Encoder, plain
 
 _LENGTH = struct.Struct(">I")
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-_UNARY = ("neg", "pos", "abs", "invert", "index")
+_UNARY = ("neg", "pos", "abs", "invert")
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "lshift", "rshift")
+_CONVERSIONS = ("index", "int", "float", "round", "bool", "len")
 _ORDER = ("lt", "le", "gt", "ge")
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "call": lambda function, arguments, named: function(*arguments, **named),
     "getattr": getattr, "setattr": setattr, "delattr": delattr, "iter": iter, "next": next, "len": len, "str": str,
     "repr": repr, "bool": bool, "hash": hash, "int": int, "float": float, "isinstance": isinstance, "divmod": divmod,
-    "issubclass": issubclass, "reversed": reversed, "format": format, "round": round, "eq": operator.eq,
+    "issubclass": issubclass, "reversed": reversed, "format": format, "round": round, "index": operator.index,
+    "eq": operator.eq,
     "getitem": operator.getitem, "setitem": operator.setitem, "delitem": operator.delitem,
     "enter": lambda manager: manager.__enter__(), "exit": lambda manager: manager.__exit__(None, None, None),
     "await": lambda coroutine: asyncio.run(coroutine),
@@ -52,6 +56,7 @@ class RemotePeer:
 
     def __init__(self, descriptor: int, offers: Callable[[str, Any, tuple[Any, ...]], bool] | None = None) -> None:
         self._descriptor, self._offers = descriptor, offers
+        self.is_test = offers is not None
         self._exported: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._imported: dict[int, Any] = {}
@@ -208,13 +213,17 @@ def _attribute_of_error(self: BaseException, name: str) -> Any:
 
 
 class Proxy:
-    """An object of the other program."""
+    """An object of the other program. `_remote_plain` is its plain value, or None; `_remote_computed` is whether it was
+    computed from a number of the test, which it has seen."""
 
     def __init__(self, peer: RemotePeer, number: int) -> None:
-        for name, value in (("_remote_peer", peer), ("_remote_number", number), ("_remote_plain", None)):
-            object.__setattr__(self, name, value)
+        fields = {"peer": peer, "number": number, "plain": None, "computed": False}
+        for name, value in fields.items():
+            object.__setattr__(self, f"_remote_{name}", value)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__array"):  # numpy would take what it names for the object's numbers
+            raise AttributeError(name)
         return self._remote_peer.request("getattr", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -245,12 +254,47 @@ class Proxy:
         self._remote_peer.request("exit", self)
 
 
-def _forward(operation: str, reflected: bool = False) -> Callable[..., Any]:
+def _forward(operation: str) -> Callable[..., Any]:
     def forwarded(self: Proxy, *arguments: Any) -> Any:
-        given = (*arguments, self) if reflected else (self, *arguments)
-        return self._remote_peer.request(operation, *given)
+        return self._remote_peer.request(operation, self, *arguments)
 
     return forwarded
+
+
+def _is_difference(value: Any) -> bool:
+    """Whether `value` could be the difference of two values: a number, a set, a time, an array. No text, no list."""
+    return not isinstance(value, Proxy) and hasattr(type(value), "__sub__")
+
+
+def _compute(operation: str, reflected: bool = False) -> Callable[..., Any]:
+    def computed(self: Proxy, *operands: Any) -> Any:
+        given = (*operands, self) if reflected else (self, *operands)
+        shown = self._remote_peer.is_test and any(map(_is_difference, operands))
+        if shown and _is_difference(self._remote_plain):  # its class derives from that of a number
+            return _OPERATIONS[operation](*(self._remote_plain if each is self else each for each in given))
+        if shown and any(hasattr(type(each), "__array__") for each in operands):
+            raise TypeError(_NO_NUMBER)
+        shown = shown or all(each._remote_computed for each in given if isinstance(each, Proxy))
+        result = self._remote_peer.request(operation, *given)
+        if shown and _is_difference(result._remote_plain if isinstance(result, Proxy) else result):
+            raise TypeError(_NO_NUMBER)
+        if shown and isinstance(result, Proxy):
+            object.__setattr__(result, "_remote_computed", True)
+        return result
+
+    return computed
+
+
+def _convert(operation: str) -> Callable[..., Any]:
+    def converted(self: Proxy, *arguments: Any) -> Any:
+        if self._remote_computed:
+            raise TypeError(_NO_NUMBER)
+        return self._remote_peer.request(operation, self, *arguments)
+
+    return converted
+
+
+_NO_NUMBER = "what an answer's class computes with a number of the test is no number: compare it with another object"
 
 
 def _compare(operation: str) -> Callable[[Proxy, Any], Any]:
@@ -262,32 +306,54 @@ def _compare(operation: str) -> Callable[[Proxy, Any], Any]:
     return compared
 
 
-_OTHERS = (
-    *("getitem", "setitem", "delitem", "next", "len", "str", "repr", "bool", "hash", "int", "float", "reversed"),
-    *("format", "round", "divmod", "enter"),
-)
-
-for _name in (*_UNARY, *_BINARY, *_OTHERS):
-    setattr(Proxy, f"__{_name.strip('_')}__", _forward(_name))
+for _name in ("getitem", "setitem", "delitem", "next", "str", "repr", "hash", "reversed", "format", "enter"):
+    setattr(Proxy, f"__{_name}__", _forward(_name))
+for _name in _CONVERSIONS:
+    setattr(Proxy, f"__{_name}__", _convert(_name))
+for _name in (*_UNARY, *_BINARY, "divmod"):
+    setattr(Proxy, f"__{_name.strip('_')}__", _compute(_name))
 for _name in _BINARY:
-    setattr(Proxy, f"__r{_name.strip('_')}__", _forward(_name, reflected=True))
+    setattr(Proxy, f"__r{_name.strip('_')}__", _compute(_name, reflected=True))
 for _name in _ORDER:
     setattr(Proxy, f"__{_name}__", _compare(_name))
 
 
 class Names(dict[str, Any]):
-    """The variables of a test: its own, and the other program's names where it has none."""
+    """The variables of tests: their own, and the other program's names where they have none.
 
-    def __init__(self, peer: RemotePeer) -> None:
+    Python's built-in names stay Python's, or an answer could replace what a test checks with. If tests use no other
+    name of the answer, they are tests of one: `assert sum(2, 3) == 5`.
+    """
+
+    def __init__(self, peer: RemotePeer, tests: Sequence[str]) -> None:
         """Wait until the other program has its names. Raises Disconnected."""
         super().__init__(__name__="__main__", __builtins__=builtins)
         self._peer = peer
-        self._first = frozenset(peer.request("names"))
+        names = frozenset(peer.request("names"))
+        self._replaced = frozenset() if _names_lacking(tests) - vars(builtins).keys() else names
 
     def __missing__(self, name: str) -> Any:
-        if name not in self._first and hasattr(builtins, name):
+        if name not in self._replaced and hasattr(builtins, name):
             raise KeyError(name)
         return self._peer.request("name", name)
+
+
+def _names_lacking(tests: Sequence[str]) -> set[str]:
+    """The global names that `tests` use, and do not define."""
+    used: set[str] = set()
+    defined: set[str] = set()
+    for test in tests:
+        try:
+            tables = [symtable.symtable(test, "<test>", "exec")]
+        except (SyntaxError, ValueError):  # it cannot pass
+            continue
+        while tables:
+            table = tables.pop()
+            tables += table.get_children()
+            symbols = [each for each in table.get_symbols() if each.is_global()]
+            used.update(each.get_name() for each in symbols if each.is_referenced())
+            defined.update(each.get_name() for each in symbols if each.is_assigned() or each.is_imported())
+    return used - defined
 
 
 def offers(operation: str, target: Any, arguments: tuple[Any, ...]) -> bool:

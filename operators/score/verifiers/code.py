@@ -27,7 +27,7 @@ laminar_remote.RemotePeer(3).serve(space)
 """
 _TESTS = """
 peer = laminar_remote.RemotePeer(3, laminar_remote.offers)
-space = laminar_remote.Names(peer)
+space = laminar_remote.Names(peer, tests)
 for number, test in enumerate(tests):
     try:
         exec(compile(test, f"<test {number}>", "exec"), space)

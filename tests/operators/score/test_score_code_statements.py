@@ -130,11 +130,24 @@ except Empty as error: assert error.code == 7 and str(error) == 'nothing'
     ),
     "names and modules": (
         "import math\nfrom collections import Counter\nimport math as m\nn = 0\n"
-        "def up():\n  global n, late\n  n += 1; late = n\n"
-        "def sum(x): return 'mine'",
+        "def up():\n  global n, late\n  n += 1; late = n",
         "assert math.isclose(math.pi, 3.14159, abs_tol=1e-4) and m is math and Counter('aa')['a'] == 2\n"
         "assert n == 0\nup()\n"
-        "assert n == 1 and late == 1 and sum([1]) == 'mine' and max(1, 2) == 2 and __name__ == '__main__'",
+        "assert n == 1 and late == 1 and max(1, 2) == 2 and __name__ == '__main__'",
+    ),
+    "a function with the name of a built-in one": (
+        "def sum(a, b): return a + b",
+        "assert sum(1, 2) == 3\ndef check(candidate):\n  n = len('ab')\n  assert candidate(n, 3) == 5\ncheck(sum)",
+    ),
+    "numbers of a test and classes of an answer": (
+        "from enum import IntEnum\nColour = IntEnum('Colour', 'RED GREEN')\n"
+        "class F(float):\n  pass\n"
+        "class M:\n  def __init__(self, *x): self.x = list(x)\n"
+        "  def __mul__(self, k): return M(*(k * a for a in self.x))\n"
+        "  def __matmul__(self, o): return sum(a * b for a, b in zip(self.x, o.x))\n"
+        "  def __getitem__(self, i): return self.x[i]\n  def __float__(self): return float(self.x[0])",
+        "assert Colour.RED + 1 == 2 and 3 - Colour.GREEN == 1 and abs(F(4) - 4) < 1e-9 and abs(F(4) - 5) == 1\n"
+        "m = M(1, 2)\nassert list(m * 2) == [2, 4] and (m * 3)[1] == 6 and m @ m == 5 and m @ (m * 2) == 10",
     ),
     "arrays": (
         "import numpy as np\ndef double(x): return np.asarray(x) * 2\ndef mean(x): return np.mean(x)",
@@ -158,6 +171,48 @@ ATTACKS: dict[str, tuple[str, str]] = {
     "greater than everything": (
         "class E(int):\n  __gt__ = __ge__ = __lt__ = __le__ = lambda s, o: True\ndef find(x): return E()",
         "assert 0.5 < find(1)",
+    ),
+    "differs from nothing": (
+        "class E:\n  __sub__ = __rsub__ = __mul__ = __add__ = lambda s, o: 0.0\ndef find(x): return E()",
+        "assert abs(find(1) - 4.0) < 1e-6",
+    ),
+    "a number that differs from nothing": (
+        "class E(float):\n  __sub__ = __rsub__ = lambda s, o: E()\ndef find(x): return E(7)",
+        "assert abs(4.0 - find(1)) < 1e-6",
+    ),
+    "a difference without size": (
+        "class F(float):\n  pass\n"
+        "class E:\n  __sub__ = __rsub__ = __mul__ = __pow__ = __neg__ = lambda s, *o: E()\n"
+        "  __bool__ = lambda s: False\n"
+        "  __abs__ = __float__ = lambda s: F(0)\n  __int__ = lambda s: 0\n  __round__ = lambda s, *o: 0.0\n"
+        "  __rmul__ = __radd__ = lambda s, o: 0.0\ndef find(x): return E()",
+        "import math\npassed = 0\nfor check in (\n"
+        "    lambda d: abs(d) < 1, lambda d: d**2 < 1, lambda d: d * d < 1, lambda d: not d, lambda d: abs(-d) < 1,\n"
+        "    lambda d: math.fabs(d) < 1, lambda d: int(d) == 0, lambda d: round(d, 3) == 0, lambda d: sum([d]) < 1):\n"
+        "  try: passed += check(find(1) - 4.0)\n  except TypeError: pass\n"
+        "assert passed",
+    ),
+    "no difference of arrays": (
+        "class E:\n  __sub__ = __rsub__ = lambda s, o: E()\n  __len__ = lambda s: 1\n"
+        "  __getitem__ = lambda s, i: [0.0][i]\n  __array__ = lambda s, *a, **k: __import__('numpy').zeros(1)\n"
+        "def find(x): return E()",
+        "import numpy as np\npassed = 0\nfor other in (4.0, np.array([4.0]), np.float64(4.0)):\n"
+        "  for check in (lambda: np.abs(find(1) - other), lambda: np.abs(other - find(1))):\n"
+        "    try: passed += bool((check() < 1e-6).all())\n    except TypeError: pass\nassert passed",
+    ),
+    "no difference of sets": (
+        "class E:\n  __sub__ = __xor__ = lambda s, o: set()\ndef find(x): return E()",
+        "assert not find(1) ^ {1, 2}",
+    ),
+    "another abs": ("def abs(x): return 0\ndef find(x): return 7", "assert abs(find(1) - 4.0) < 1e-6"),
+    "another all": ("def all(x): return True\ndef find(x): return 7", "assert all(find(x) == x for x in (1, 2))"),
+    "another isinstance": (
+        "def isinstance(*a): return True\ndef find(x): return 7",
+        "def check(find):\n  assert isinstance(find(1), str)\ncheck(find)",
+    ),
+    "another error": (
+        "ValueError = AssertionError\ndef find(x): return 7",
+        "try:\n  find(1)\n  assert False\nexcept ValueError: pass",
     ),
     "contains everything": (
         "class E:\n  __contains__ = lambda s, o: True\n  __iter__ = lambda s: iter(())\ndef find(x): return E()",
