@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from infra.sandbox.folders import program_folder
 from infra.sandbox.running import MEASURE_EVERY_S, Limits, ProgramResult, Running, ZygoteDied
 from infra.sandbox.zygotes import ZYGOTES, Isolation, SandboxUnavailable, Zygote
 
@@ -92,5 +92,5 @@ def _folder(zygote: Zygote) -> Iterator[str]:
     if zygote.namespaces:
         yield ""
     else:
-        with tempfile.TemporaryDirectory(prefix="laminar-sandbox-", ignore_cleanup_errors=True) as folder:
+        with program_folder() as folder:
             yield folder

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infra.sandbox.folders import remove_left_folders
+
 _ROOT = Path(__file__).parents[2]
 # -I: imports depend neither on the supervisor's environment nor on its working folder.
 _BOOT = (
@@ -64,6 +66,8 @@ class Zygote:
             self.close()
             raise SandboxUnavailable(f"this machine cannot confine a program: {hello['refused']}")
         self.namespaces, self.abi = bool(hello["namespaces"]), int(hello["abi"])
+        if not self.namespaces:
+            remove_left_folders()
 
     def fork(self, job: Mapping[str, Any], descriptors: Sequence[int]) -> None:
         """Fork a child for `job` with these descriptors. Raises OSError if the zygote has died."""

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from sandbox_users import ORDINARY, run_as
 
-from infra.sandbox import running, zygotes
+from infra.sandbox import folders, running, zygotes
 from infra.sandbox.run import Isolation, Limits, ProgramResult, SandboxUnavailable
 from infra.sandbox.run import run_python as run_with
 
@@ -142,6 +142,23 @@ run.run_python("while True: pass", limits=run.Limits(seconds=60.0), isolation=ru
         assert os.path.exists(f"/proc/{child}")
         process.kill()
     wait_until_gone(child)
+
+
+def test_zygote_removes_folders_of_killed_supervisors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = "from infra.sandbox.folders import *\nwith program_folder() as made: print(made, flush=True), input()"
+    own = os.environ | {"TMPDIR": str(tmp_path)}
+    arguments = [sys.executable, "-c", parent]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=own) as process:
+        assert process.stdout is not None
+        left = Path(process.stdout.readline().strip())
+        (left / "big").write_text("x")
+        process.kill()
+    assert list(tmp_path.iterdir()) == [left]
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with folders.program_folder() as used:
+        zygotes.Zygote(Isolation(namespaces=False)).close()
+        assert list(tmp_path.iterdir()) == [Path(used)]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_program_is_run_again_when_its_zygote_dies(isolation: Isolation, monkeypatch: pytest.MonkeyPatch) -> None:
