@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 STORE_TIMEOUT = timedelta(seconds=10)
-"""Timeout of a request to the store."""
+"""Timeout of a request to the store; those of collectives have the collectives' own."""
 
 
 class RankStore(Protocol):
@@ -70,6 +70,8 @@ class RankServices:
     stopping: StopRequest = STOPPING
     host: str | None = None
     """The host as relays know it; None: this machine."""
+    _joined_by: dist.Store | None = None
+    """The store of the process group: that of rank 0 ends with its last reference."""
 
     def unix_ms(self) -> int:
         return wall_ms()
@@ -158,12 +160,16 @@ class RankServices:
         """Join torch's default process group by `store`, towards rank 0 at `host`; returns `ranks` with collectives."""
         assert isinstance(store, dist.Store)
         _bind_collectives(host)
+        timeout = timedelta(seconds=ranks.timeout_s)
+        # At the first collective on GPUs, ranks wait in their store for the id of rank 0's NCCL communicator.
+        self._joined_by, client = store, store.clone()
+        client.set_timeout(timeout)
         dist.init_process_group(
             "gloo" if device == "cpu" else f"cpu:gloo,{device.partition(':')[0]}:nccl",
-            store=dist.PrefixStore("group", store),
+            store=dist.PrefixStore("group", client),
             rank=ranks.rank,
             world_size=ranks.count,
-            timeout=timedelta(seconds=ranks.timeout_s),
+            timeout=timeout,
         )
         return ranks
 

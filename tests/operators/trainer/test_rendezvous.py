@@ -23,6 +23,7 @@ from trainer_batches import save_tiny_model
 from infra.kafka.role_notes import NO_NOTES
 from infra.listening import listening_socket, listening_sockets
 from infra.runners.stopping import STOPPING
+from operators.trainer import rank_services
 from operators.trainer import rendezvous as rendezvous_module
 from operators.trainer.assembly import CannotTrain
 from operators.trainer.config import CriticConfig, LearnerConfig
@@ -277,6 +278,26 @@ def test_rank_is_lost_if_another_one_does_not_join_a_collective(hangs: bool) -> 
         del groups[1]
     with pytest.raises(RankLost, match=r"trainer\.collective_timeout_s: .*gloo"), lost_ranks():
         groups[0].allreduce([torch.zeros(1)]).wait()
+
+
+def test_collective_waits_for_rank_0_longer_than_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks get the id of rank 0's NCCL communicator from the store, once rank 0 is at its first collective."""
+    stores: list[dist.Store] = []
+    monkeypatch.setattr(rank_services, "STORE_TIMEOUT", timedelta(seconds=0.2))
+    monkeypatch.setattr(rank_services, "_bind_collectives", str)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, *, store, **options: stores.append(store))
+    services = RankServices(), RankServices()
+    own, port = services[0].open_store("127.0.0.1", "token")
+    client = services[1].connect(RankAddress("127.0.0.1", port, "token", 2, 0, "", 0, ()))
+    for each, store, ranks in zip(services, (own, client), TWO, strict=True):
+        each.join(store, replace(ranks, timeout_s=30), "127.0.0.1", "cpu")
+    del own  # the group keeps it
+    with ThreadPoolExecutor() as threads:
+        found = threads.submit(stores[1].get, "id")
+        with pytest.raises(dist.DistStoreError):
+            client.get("nothing")
+        stores[0].set("id", "7")
+        assert found.result(20) == b"7"
 
 
 def test_rank_is_lost_if_nccl_fails_and_other_errors_pass() -> None:
