@@ -22,6 +22,14 @@ def list_checkpoints(root: StorageFolder) -> list[StorageFolder]:
     return [root / name for name in _versions(folder.name for folder in root.iterdir()) if is_complete(root / name)]
 
 
+def list_unfinished(root: RemotePath) -> list[RemotePath]:
+    """The folders under `root` that are named by versions but are no checkpoints, oldest first.
+
+    Raises OSError if `root` cannot be read.
+    """
+    return [root / name for name in _versions(each.name for each in root.iterdir()) if not is_complete(root / name)]
+
+
 def is_complete(folder: StorageFolder) -> bool:
     """Whether `folder`, which is named by a version, is a complete checkpoint."""
     return (folder / MANIFEST).exists() if isinstance(folder, RemotePath) else folder.exists()

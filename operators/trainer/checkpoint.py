@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.files import describe_free_space, is_out_of_space, sync_path
-from infra.models.checkpoint_list import MANIFEST, is_complete, list_checkpoints
-from infra.storage import StorageFolder, probe_writable
+from infra.models.checkpoint_list import MANIFEST, is_complete, list_checkpoints, list_unfinished
+from infra.storage import RangeReader, RemotePath, StorageFolder, probe_writable
 from operators.io.elements import PartitionKey
 from operators.trainer.checkpoint_files import (
     RankFile,
@@ -97,12 +97,13 @@ def complete_checkpoint(
     """Make the `files` of all ranks, in rank order, a checkpoint, and return its folder.
 
     The newest `keep` ≥ 1 checkpoints are kept, and those whose version is a multiple of `keep_every` (0: none). Raises
-    CheckpointError if the write fails, ValueError for a `keep` below 1.
+    CheckpointError if the write fails or the file of another rank is not there, ValueError for a `keep` below 1.
     """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, not {keep}")
     folder, unfinished = root / str(position.version), _unfinished(root, position)
     with _explained(root, position):
+        _check_files(unfinished, files[1:])  # rank 0, which is this one, has written the first
         write_manifest(unfinished, state, position, files)
         if isinstance(root, Path) and isinstance(unfinished, Path):
             sync_path(unfinished)
@@ -111,8 +112,34 @@ def complete_checkpoint(
             for leftover in root.glob(f"{_UNFINISHED}*"):  # from processes killed while writing; a run has one trainer
                 if not _is_newer(leftover, position.version):
                     shutil.rmtree(leftover, ignore_errors=True)
+    if isinstance(root, RemotePath):
+        _remove_unfinished(root, position.version)
     _prune(root, keep, keep_every)
     return folder
+
+
+def _check_files(folder: StorageFolder, files: Sequence[RankFile]) -> None:
+    """Raise CheckpointError unless `folder` has all `files`: other ranks may have written to disks of their own."""
+    for file in files:
+        try:
+            found = RangeReader(folder / file.name).size
+        except FileNotFoundError:
+            found = 0
+        if found != file.bytes:
+            raise CheckpointError(
+                f"{_absolute(folder / file.name)} has {found} of the {file.bytes} bytes that its rank has written: set "
+                "trainer.checkpoint_folder to a folder that all ranks share, or to an object store"
+            )
+
+
+def _remove_unfinished(root: RemotePath, before: PolicyVersion) -> None:
+    """Remove what processes that were killed have left of checkpoints of versions before `before`."""
+    try:
+        for folder in list_unfinished(root):
+            if PolicyVersion.parse(folder.name) < before:
+                folder.remove_tree()
+    except OSError as error:
+        log.warning("cannot remove the parts of an unfinished checkpoint: %s", error)
 
 
 def _is_newer(unfinished: Path, version: PolicyVersion) -> bool:

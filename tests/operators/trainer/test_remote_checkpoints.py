@@ -125,6 +125,24 @@ def test_remote_checkpoints_are_pruned(store: ObjectStore, learner: Learner) -> 
     assert names(root) == ["1.4", "1.8", "1.10"]
 
 
+def test_remote_checkpoint_needs_the_files_of_all_ranks(store: ObjectStore, learner: Learner) -> None:
+    root, other, state = RemotePath(store.bucket("here")), RemotePath(store.bucket("there")), learner.state()
+    files = [write_part(place, state, position(4), Ranks(rank, 2)) for rank, place in enumerate((root, other))]
+    with pytest.raises(CheckpointError, match=r"s3://here/.*/rank-1-of-2\.safetensors has 0 of the .* bytes"):
+        complete_checkpoint(root, state, position(4), files)
+    assert names(root) == []
+
+
+def test_remote_parts_of_unfinished_checkpoints_are_removed(store: ObjectStore, learner: Learner) -> None:
+    """Those of older versions: another rank may have begun the next one."""
+    root, state = RemotePath(store.bucket("parts")), learner.state()
+    for number in (2, 6):
+        write_part(root, state, position(number), Ranks(1, 2))
+    (root / "notes" / "of a user").write_bytes(b"x")
+    write_checkpoint(root, state, position(4))
+    assert [each.name for each in root.iterdir()] == ["1.4", "1.6", "notes"]
+
+
 @pytest.mark.parametrize("uploaded", [0, 1])
 def test_interrupted_upload_is_not_a_checkpoint(
     store: ObjectStore, learner: Learner, uploaded: int, monkeypatch: pytest.MonkeyPatch

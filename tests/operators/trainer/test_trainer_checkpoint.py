@@ -159,6 +159,20 @@ def test_parts_of_the_next_checkpoint_outlive_a_complete_one(tmp_path: Path, lea
     assert same(read_checkpoint(folder)[0], state)
 
 
+@pytest.mark.parametrize("written", [0, 100], ids=["absent", "shorter"])
+def test_checkpoint_needs_the_files_of_all_ranks(tmp_path: Path, learner: Learner, written: int) -> None:
+    """Ranks on machines without a shared disk each write to a folder of their own."""
+    state = learner.state()
+    write_checkpoint(tmp_path / "shared", state, position(1), keep=1)
+    files = [write_part(tmp_path / place, state, position(2), Ranks(r, 2)) for r, place in enumerate(("shared", "own"))]
+    if written:
+        (tmp_path / "shared" / ".unfinished-1.2" / files[1].name).write_bytes(bytes(written))
+    reason = rf"rank-1-of-2\.safetensors has {written} of the {files[1].bytes} bytes .* set trainer\.checkpoint_folder to"
+    with pytest.raises(CheckpointError, match=reason):
+        complete_checkpoint(tmp_path / "shared", state, position(2), files, keep=1)
+    assert [folder.name for folder in list_checkpoints(tmp_path / "shared")] == ["1.1"]
+
+
 def test_version_has_at_most_one_checkpoint(tmp_path: Path, learner: Learner) -> None:
     write_checkpoint(tmp_path, learner.state(), position(1))
     with pytest.raises(CheckpointError, match="already"):
