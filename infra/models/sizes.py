@@ -65,6 +65,8 @@ def unsupported_features(folder: Path) -> str | None:
     A model may have others, or have these without naming them: the trainer compares logprobs at its start.
     """
     config = readable_config(folder)
+    if config.get("text_config"):
+        return "a text_config: it is not of text alone"
     layers = config.get("layer_types")
     others = sorted({str(each) for each in layers} - {"full_attention"}) if isinstance(layers, list) else []
     names = ["attn_logit_softcapping", "final_logit_softcapping"]

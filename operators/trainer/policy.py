@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from infra.models.empty_model import allocate, empty_model, read_weights
+from infra.models.sizes import readable_config
 from operators.trainer.config import WITH_CRITIC, LearnerConfig, LoraConfig, Precision
 from operators.trainer.context_parallel import check_heads
 from operators.trainer.fused_layers import LayerKernels, fuse_layers
@@ -29,9 +30,13 @@ def trainable_model(folder: Path, *, gradient_checkpointing: bool) -> PreTrained
     """The causal language model in `folder`, float32, without weights (see `infra/models/empty_model.py`), in
     evaluation mode (no dropout: π must be the rollout's distribution).
 
-    Raises ValueError for a model with sliding-window layers, and for one that does not support
-    `gradient_checkpointing` if it is set.
+    Raises ValueError for a model of more than text, for one with sliding-window layers, and for one that does not
+    support `gradient_checkpointing` if it is set.
     """
+    if readable_config(folder).get("text_config"):
+        raise ValueError(
+            f"the config.json of the model in {folder} has a text_config: only models of text alone can be trained"
+        )
     model = empty_model(folder)
     other = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention"}
     if other:

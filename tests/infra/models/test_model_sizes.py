@@ -25,6 +25,7 @@ from infra.models.sizes import unsupported_features
         ({"sliding_window": 4096, "use_sliding_window": False}, None),
         ({"attn_logit_softcapping": 50.0, "final_logit_softcapping": None}, "attn_logit_softcapping = 50.0"),
         ({"logits_scaling": 8.0}, "logits_scaling = 8.0"),
+        ({"model_type": "gemma3", "text_config": {"hidden_size": 8}}, "a text_config: it is not of text alone"),
         ({"logits_scaling": 1.0, "logit_scale": 0.0625}, "logit_scale = 0.0625"),
     ],
 )

@@ -12,6 +12,7 @@ from tiny_models import FAMILIES, GQA, VOCABULARY, tiny_model
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3Config,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
@@ -23,8 +24,9 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from operators.trainer.config import LearnerConfig
 from operators.trainer.packing import pack_tokens
-from operators.trainer.policy import load_policy, token_logprobs
+from operators.trainer.policy import check_trainable, load_policy, token_logprobs
 
 CPU = torch.device("cpu")
 FULL = {"layer_types": ["full_attention"] * 2}
@@ -94,3 +96,11 @@ def test_load_policy_rejects_unsupported_attention(
     with pytest.raises(ValueError, match=reason) as refusal:
         load_policy(tmp_path, CPU)
     assert str(tmp_path) in str(refusal.value)
+
+
+def test_model_of_more_than_text_is_refused_before_it_is_built(tmp_path: Path) -> None:
+    """transformers has a causal language model for it, whose sizes are in a part of its config."""
+    Gemma3Config(text_config={**GQA, "head_dim": 8}).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ValueError, match=r"has a text_config: only models of text alone can be trained"):
+        check_trainable(tmp_path, LearnerConfig(), 1)
