@@ -219,7 +219,11 @@ def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
     heads, head = config["num_attention_heads"], config.get("head_dim") or width // config["num_attention_heads"]
     attention = width * head * (2 * heads + 2 * config["num_key_value_heads"])
     experts = _experts(config)
-    mlp = 3 * width * config["moe_intermediate_size" if experts else "intermediate_size"] * max(1, experts)
+    mlp = (
+        3
+        * width
+        * (_expert_width(config) * experts + _shared_width(config) if experts else config["intermediate_size"])
+    )
     layer = attention + mlp + width * experts + 2 * width
     outside = vocabulary * width * (1 if config.get("tie_word_embeddings") else 2) + width
     layers = config["num_hidden_layers"]
@@ -231,12 +235,22 @@ def _experts(config: Mapping[str, Any]) -> int:
     return int(config.get("num_experts") or config.get("num_local_experts") or 0)
 
 
+def _expert_width(config: Mapping[str, Any]) -> int:
+    """The width of an expert's MLP."""
+    return int(config.get("moe_intermediate_size") or config["intermediate_size"])
+
+
+def _shared_width(config: Mapping[str, Any]) -> int:
+    """The width of the MLP that every token passes beside its experts; 0 without one."""
+    return int(config.get("shared_expert_intermediate_size") or 0)
+
+
 def _widths(config: Mapping[str, Any]) -> tuple[int, int, int]:
     """Hidden size, the width of the MLPs that a token passes, and the vocabulary."""
     width = int(config.get("hidden_size") or config["n_embd"])
     mlp = config.get("intermediate_size") or config.get("n_inner") or 4 * width
     if _experts(config):
-        mlp = config["moe_intermediate_size"] * config.get("num_experts_per_tok", 1)
+        mlp = _expert_width(config) * config.get("num_experts_per_tok", 1) + _shared_width(config)
     return width, int(mlp), int(config["vocab_size"])
 
 

@@ -12,7 +12,18 @@ import psutil
 import pytest
 import torch
 from trainer_batches import save_tiny_model
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    MixtralConfig,
+    MixtralForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from infra.models.checkpoint_folder import load_model
 from operators.trainer.assembly import CannotTrain
@@ -49,11 +60,18 @@ def test_shape_of_a_config_counts_the_model_it_describes() -> None:
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 16}
     dense = Qwen2Config(**DENSE, intermediate_size=96, vocab_size=200, tie_word_embeddings=False)
     mixture = Qwen3MoeConfig(**DENSE, **experts, vocab_size=200, tie_word_embeddings=True)
-    for config, kind in ((dense, Qwen2ForCausalLM), (mixture, Qwen3MoeForCausalLM)):
+    shared = Qwen2MoeConfig(**DENSE, **experts, shared_expert_intermediate_size=48, vocab_size=200)
+    mixtral = MixtralConfig(**DENSE, intermediate_size=24, num_local_experts=4, vocab_size=200)
+    olmoe = OlmoeConfig(**DENSE, intermediate_size=24, num_experts=4, num_experts_per_tok=2, vocab_size=200)
+    kinds: dict[Any, Any] = {Qwen2ForCausalLM: dense, Qwen3MoeForCausalLM: mixture, Qwen2MoeForCausalLM: shared}
+    kinds |= {MixtralForCausalLM: mixtral, OlmoeForCausalLM: olmoe}
+    for kind, config in kinds.items():
         with torch.device("meta"):
             counted = sum(each.numel() for each in kind(config).parameters())
         # Biases and the norms of heads are left out.
-        assert shape_of_config(config.to_dict()).parameters == pytest.approx(counted, rel=0.01)
+        shape = shape_of_config(config.to_dict())
+        assert shape.parameters == pytest.approx(counted, rel=0.01)
+        assert shape.mlp_width == (96 if kind in (Qwen2ForCausalLM, Qwen2MoeForCausalLM) else 48)
 
 
 def test_plan_divides_the_state_by_the_ranks() -> None:
