@@ -82,8 +82,9 @@ def group_normalised(rewards: Rewards, config: AlgorithmConfig) -> Tensor:
 
     A group of one has advantage 0, unless its conversations have different rewards.
     """
-    stds = group_stds(rewards.totals(), rewards.groups, rewards.weights())
-    return (_centred(rewards) / (stds + config.std_epsilon)).repeat_interleave(rewards.lengths)
+    spread = group_stds(rewards.totals(), rewards.groups, rewards.weights()) + config.std_epsilon
+    spread = spread.where(spread != 0, 1.0)  # ε may be 0, and all rewards of a group equal: r_i − mean_g is 0, too
+    return (_centred(rewards) / spread).repeat_interleave(rewards.lengths)
 
 
 def group_centred(rewards: Rewards, config: AlgorithmConfig) -> Tensor:

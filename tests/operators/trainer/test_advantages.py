@@ -76,8 +76,9 @@ def test_group_estimators_return_zero_for_equal_rewards() -> None:
         for size in (2, 3, 7, 8):
             rewards = torch.full((size,), reward, dtype=torch.float64)
             ones = torch.ones(size, dtype=torch.int64)
-            found = advantages.group_normalised(Rewards(rewards, 0 * ones, ones), CONFIG)
-            assert found.abs().max() == 0, (reward, size)
+            for config in (CONFIG, AlgorithmConfig(std_epsilon=0.0)):
+                found = advantages.group_normalised(Rewards(rewards, 0 * ones, ones), config)
+                assert found.abs().max() == 0, (reward, size, config)
 
 
 @pytest.mark.parametrize("tokens", [0, 1])
