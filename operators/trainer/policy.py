@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -43,12 +44,11 @@ def trainable_model(folder: Path, *, gradient_checkpointing: bool) -> PreTrained
         raise ValueError(
             f"the model in {folder} has {', '.join(sorted(other))} layers: only full attention can be trained"
         )
-    if gradient_checkpointing:
-        # Releases of transformers before the name was changed have the other one, which later ones deprecate.
-        names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
-        next(getattr(model, name) for name in names if hasattr(model, name))({"use_reentrant": False})
-        for layer in layers_of(model):
-            layer.training = True  # the layer only: its submodules, dropout included, stay in evaluation mode
+    layers = layers_of(model) if gradient_checkpointing else []
+    if gradient_checkpointing and not layers:
+        raise ValueError(f"the model in {folder} does not support gradient_checkpointing: unset it")
+    for layer in layers:  # transformers' own needs layers in training mode, in which some apply dropout
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     return model
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_models import FAMILIES, GQA, VOCABULARY, tiny_model
+from tiny_models import FAMILIES, GQA, TOKENS, VOCABULARY, tiny_model
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -19,6 +19,8 @@ from transformers import (
     GraniteForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -26,7 +28,7 @@ from transformers import (
 
 from operators.trainer.config import LearnerConfig
 from operators.trainer.packing import pack_tokens
-from operators.trainer.policy import check_trainable, load_policy, token_logprobs
+from operators.trainer.policy import check_trainable, load_policy, packed_contexts, token_logprobs
 
 CPU = torch.device("cpu")
 FULL = {"layer_types": ["full_attention"] * 2}
@@ -104,3 +106,12 @@ def test_model_of_more_than_text_is_refused_before_it_is_built(tmp_path: Path) -
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(ValueError, match=r"has a text_config: only models of text alone can be trained"):
         check_trainable(tmp_path, LearnerConfig(), 1)
+
+
+def test_recomputed_layers_apply_no_dropout(tmp_path: Path) -> None:
+    """OPT's layers apply it themselves, by their own training mode."""
+    sizes = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48, "num_hidden_layers": 2}
+    OPTForCausalLM(OPTConfig(**TOKENS, **sizes, vocab_size=VOCABULARY, num_attention_heads=4)).save_pretrained(tmp_path)
+    policy = load_policy(tmp_path, CPU, gradient_checkpointing=True)
+    first, second = (policy(packed_contexts(policy.model, CPU))[0] for _ in range(2))
+    assert torch.equal(first, second)
