@@ -47,7 +47,8 @@ def run(
     from pipelines.run.stop_requests import StopRequests
 
     given = [f'run.name="{name}"'] if name else []
-    draft = named(read_config(config, [*(changes or []), *given]), config)
+    read = read_config(config, [*(changes or []), *given])
+    draft = named(read, config)
     if check:
         return check_locally(draft, config, as_json=json)
     stops = context.with_resource(StopRequests(final=bool(context.obj)))  # installed before the run starts
@@ -55,4 +56,5 @@ def run(
         return stopped
     from pipelines.run.local import run_locally
 
-    return run_locally(draft.checked(), config, stops, changes=changes or [], as_json=json)
+    default_name = not read.config.run.name
+    return run_locally(draft.checked(), config, stops, changes=changes or [], default_name=default_name, as_json=json)

@@ -23,7 +23,7 @@ from pipelines.inspect.run_files import (
     STATE_FILE,
     SUMMARY_FILE,
 )
-from pipelines.inspect.run_folders import RunFolder, run_command
+from pipelines.inspect.run_folders import RunFolder, read_any, run_command
 from pipelines.inspect.run_times import phases_at_resume
 from pipelines.present.output import Report
 from pipelines.present.report.closing import closing_lines
@@ -36,8 +36,9 @@ from pipelines.run.inputs import INPUTS_FILE, accept_inputs, changed_inputs, cha
 from pipelines.run.resumable import check_resumable, keep_model
 from pipelines.run.run_guard import RunFailing
 from pipelines.run.run_kafka import BrokerDiskFull, RunLost
+from pipelines.run.run_names import name_problems, with_free_name
 from pipelines.run.start_checks import problems_of
-from pipelines.run.state import RunStateFile, link_latest, remove_run
+from pipelines.run.state import RunStateFile, link_latest, remove_run, runs_locked
 from pipelines.run.stop_requests import Interrupted, StopRequests
 from pipelines.run.supervisor import Supervisor
 
@@ -46,17 +47,45 @@ MAX_DETAILS = 8
 
 
 def run_locally(
-    config: Config, file: Path, stops: StopRequests, *, changes: Sequence[str] = (), as_json: bool = False
+    config: Config,
+    file: Path,
+    stops: StopRequests,
+    *,
+    changes: Sequence[str] = (),
+    default_name: bool = False,
+    as_json: bool = False,
 ) -> Report:
     """Run `config`, read from `file` with `changes`, on this machine, until its goal or a stop request in `stops`.
 
     `check_start` has found no problem. The report's exit code is 0 if the goal was reached, the audit passed and not
     all trajectories have errors. Stop requests after the audit have no effect: the files of an ended run are always
-    written.
+    written. A `default_name` that another start has taken meanwhile gets a suffix.
 
     Raises ConfigError before a topic is written, and the errors of `Supervisor.run`.
     """
+    config.run.folder.mkdir(parents=True, exist_ok=True)
+    with runs_locked(config.run.folder):
+        if default_name:
+            config = with_free_name(config)
+        state = _claim_folder(config)
+    folder = state.folder
+    before = link_latest(folder)
+    try:
+        return _supervised(config, state, stops, as_json, file=file, changes=changes)
+    except ConfigError:
+        with runs_locked(folder.parent):
+            # No topic was written: there is nothing to look at or to resume.
+            if not (folder / CONFIG_FILE).exists() and state.is_own():
+                remove_run(folder, before)
+        raise
+
+
+def _claim_folder(config: Config) -> RunStateFile:
+    """Create the folder of a new run, with its state.json. Raises ConfigProblems if a run has it: another start took it
+    while this one's checks and imports ran."""
     folder = config.run_folder
+    if problems := list(name_problems(config)):
+        raise ConfigProblems(problems)
     if (folder / STATE_FILE).exists():  # of a run without topics
         remove_run(folder, None)
     (folder / LOGS).mkdir(parents=True)
@@ -66,13 +95,7 @@ def run_locally(
     phases = {"starting": now - started_at}
     state = RunStateFile(folder, config.run.name, steps, phases=phases, started_at=started_at, warn_steps=warn_steps)
     state.write()  # first: a folder without it is not a run, which no command removes
-    before = link_latest(folder)
-    try:
-        return _supervised(config, state, stops, as_json, file=file, changes=changes)
-    except ConfigError:
-        if not (folder / CONFIG_FILE).exists():  # no topic was written: there is nothing to look at or to resume
-            remove_run(folder, before)
-        raise
+    return state
 
 
 def resume_locally(
@@ -113,9 +136,18 @@ def resume_locally(
         for name in (SUMMARY_FILE, AUDIT_FILE, AUDIT_SO_FAR_FILE):
             (run.folder / name).unlink(missing_ok=True)
 
-    resumed = _Resumed(run.folder / STATE_FILE, begin, set_options(changes), bool(changed))
+    with runs_locked(run.folder.parent):
+        if read_any(run.folder).status == "running":
+            raise ConfigError(f"run {run.run} is running: another `laminar runs resume` was first")
+        resumed = _Resumed(run.folder / STATE_FILE, begin, set_options(changes), bool(changed))
+        state = _resumed_state(run, config)
+        state.write()
+    return _supervised(config, state, stops, as_json, resumed=resumed)
+
+
+def _resumed_state(run: RunFolder, config: Config) -> RunStateFile:
     now = time.time()
-    state = RunStateFile(
+    return RunStateFile(
         run.folder,
         run.run,
         config.trainer.optimizer_steps,
@@ -125,8 +157,6 @@ def resume_locally(
         started_at=run.started_at or now,
         warn_steps=config.run.warn_steps,
     )
-    state.write()
-    return _supervised(config, state, stops, as_json, resumed=resumed)
 
 
 class _Resumed:
@@ -147,10 +177,11 @@ class _Resumed:
     def options(self) -> str:
         return f"{self._options} {'--accept-changes' * (self._accepts and not self.begun)}".strip()
 
-    def put_back(self) -> None:
-        """Put state.json back if the run has not begun."""
-        if not self.begun:
-            write_atomically(self._file, self._state)
+    def put_back(self, state: RunStateFile) -> None:
+        """Put state.json back if the run has not begun and no other process has resumed it since `state` ended."""
+        with runs_locked(state.folder.parent):
+            if not self.begun and state.is_own():
+                write_atomically(self._file, self._state)
 
 
 def _alive_at(folder: Path) -> float:
@@ -181,7 +212,7 @@ def _supervised(
         text = f"{state.error}; its files are in {_relative_to_cwd(folder)}"
         if resumed is not None:
             options = resumed.options
-            resumed.put_back()
+            resumed.put_back(state)
         if (folder / CONFIG_FILE).exists():
             if resumed is None or resumed.begun:
                 with suppress(OSError, ValueError):  # a full disk must not hide how to resume
@@ -192,7 +223,7 @@ def _supervised(
         _end_failed(state, error, "" if resumed is None else resumed.options)
         if resumed is not None:
             with suppress(OSError):
-                resumed.put_back()
+                resumed.put_back(state)
         if isinstance(error, RunFailing):
             _write_report(state, None)
             error.add_note(f"its report: {_relative_to_cwd(folder / REPORT_FILE)}")

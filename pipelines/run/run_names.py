@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from pipelines.config import Config
@@ -22,7 +24,15 @@ def with_run_name(config: Config, file: Path) -> Config:
     if config.run.name:
         return config
     stem = re.sub("[^A-Za-z0-9]+", "-", file.stem).strip("-")[:40] or "run"
-    return replace(config, run=replace(config.run, name=f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"))
+    return with_free_name(replace(config, run=replace(config.run, name=f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}")))
+
+
+def with_free_name(config: Config) -> Config:
+    """`config`; if its run's folder exists already, with the first suffix of the name (-2, -3) that gives a new one."""
+    name, number = config.run.name, count(2)
+    while os.path.lexists(config.run_folder):
+        config = replace(config, run=replace(config.run, name=f"{name}-{next(number)}"))
+    return config
 
 
 def name_problems(config: Config) -> Iterator[str]:

@@ -56,7 +56,7 @@ def check_locally(draft: ConfigDraft, file: Path, *, as_json: bool = False) -> R
 
 def named(draft: ConfigDraft, file: Path) -> ConfigDraft:
     """`draft`, read from `file`, of a run with a name, and with absolute paths."""
-    return replace(draft, config=with_absolute_paths(with_run_name(draft.config, file)))
+    return replace(draft, config=with_run_name(with_absolute_paths(draft.config), file))
 
 
 def known_problems(draft: ConfigDraft) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,12 @@ class RunStateFile:
         self.roles = {name: {**role, **ended} for name, role in self.roles.items()}
         self.enter_phase(phase or ("failed" if error else "ended"))
 
+    def is_own(self) -> bool:
+        """Whether state.json is of this process: once its run has ended, another start may have replaced it."""
+        with suppress(OSError, ValueError):
+            return bool(json.loads((self.folder / STATE_FILE).read_text("utf-8"))["pid"] == os.getpid())
+        return False
+
     def write(self) -> None:
         state = {
             "release": RELEASE,
@@ -83,6 +91,17 @@ class RunStateFile:
             "warn_steps": self.warn_steps,
         }
         write_even_if_disk_full(self.folder / STATE_FILE, json.dumps(state, indent=1))
+
+
+@contextmanager
+def runs_locked(runs: Path) -> Iterator[None]:
+    """Hold the lock of the folder `runs`, under which a start takes the folder of its run; others wait for it."""
+    with ExitStack() as stack:
+        with suppress(OSError):  # of a file system without locks
+            descriptor = os.open(runs, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
 
 
 def link_latest(folder: Path) -> Path | None:

@@ -1,4 +1,4 @@
-"""The default name of a run, and the settings that may change when it resumes."""
+"""The default name of a run, its folder, and the settings that may change when it resumes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ import ast
 import json
 import os
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from pipelines.config import ConfigError, flattened, parse_config
+from pipelines.config import ConfigError, flattened, parse_config, save_config
+from pipelines.inspect.run_folders import read_run
+from pipelines.present.output import Report
 from pipelines.roles import ALL_PIPELINES
+from pipelines.run import local
 from pipelines.run.resumable import RESUMABLE, check_resumable
 from pipelines.run.run_names import name_problems, with_run_name
+from pipelines.run.state import RunStateFile, runs_locked
+from pipelines.run.stop_requests import StopRequests
 from schemas.release import RELEASE
 
 
@@ -50,6 +56,70 @@ def test_name_of_a_run_without_topics_is_free(
         (tmp_path / "mine" / "state.json").write_text(json.dumps({"release": RELEASE, "run": "mine", **state}))
     found = list(name_problems(config))
     assert [each.partition(" in ")[0] for each in found] == ["run 'mine' exists already"] * (not free)
+
+
+def test_default_name_that_is_taken_gets_a_suffix(tmp_path: Path) -> None:
+    config = parse_config({"run": {"folder": str(tmp_path)}}, "test")
+    names = []
+    for _ in range(3):
+        names.append(with_run_name(config, Path("a.toml")).run.name)
+        (tmp_path / names[-1]).mkdir()
+    assert len({*names}) == 3
+
+
+def test_second_start_leaves_the_first_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two starts with one name that both have passed its check; the first fails in the end, before its topics."""
+    config = parse_config({"run": {"name": "mine", "folder": str(tmp_path)}}, "test")
+    supervised = []
+
+    def supervise(config: object, state: RunStateFile, *_: object, **__: object) -> Report:
+        supervised.append(state.run)
+        if len(supervised) == 1:
+            with pytest.raises(ConfigError, match="run 'mine' exists already"):
+                local.run_locally(*start)
+            local.run_locally(*start, default_name=True)
+            assert read_run(state.folder).status == "running"
+            raise ConfigError("no prompts")
+        return Report({}, str, as_json=True)
+
+    start = (config, Path("a.toml"), StopRequests())
+    monkeypatch.setattr(local, "_supervised", supervise)
+    with pytest.raises(ConfigError, match="no prompts"):
+        local.run_locally(*start)
+    assert supervised == ["mine", "mine-2"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "mine-2"]
+
+
+def test_start_waits_while_another_takes_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_supervised", lambda *_, **__: Report({}, str, as_json=True))
+    config = parse_config({"run": {"name": "mine", "folder": str(tmp_path)}}, "test")
+    start = threading.Thread(target=local.run_locally, args=(config, Path("a.toml"), StopRequests()))
+    with runs_locked(tmp_path):
+        start.start()
+        start.join(0.3)
+        assert not config.run_folder.exists()
+    start.join()
+    assert read_run(config.run_folder).status == "running"
+
+
+def test_second_resume_leaves_the_first_its_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two resumptions that both have found the run stopped."""
+    config = parse_config({"run": {"name": "mine", "folder": str(tmp_path)}}, "test")
+    config.run_folder.mkdir()
+    save_config(config, config.run_folder / "config.toml")
+    first = RunStateFile(config.run_folder, "mine", 8)
+    first.end("Ctrl-C", "stopped")
+    found = read_run(first.folder)
+    monkeypatch.setattr(local, "problems_of", lambda *_, **__: [])
+    monkeypatch.setattr(local, "_supervised", lambda *_, resumed, **__: resumed)
+    resumed: Any = local.resume_locally(found, StopRequests())
+    with pytest.raises(ConfigError, match="run mine is running"):
+        local.resume_locally(found, StopRequests())
+    file = config.run_folder / "state.json"
+    before = file.read_text().replace(f'"pid": {os.getpid()},', '"pid": 1,')  # of a third one, after its end
+    file.write_text(before)
+    resumed.put_back(first)
+    assert file.read_text() == before
 
 
 def test_resumed_run_rejects_other_settings() -> None:
