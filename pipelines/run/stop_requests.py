@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -11,6 +12,8 @@ from typing import Any
 
 FORCED_EXIT_AFTER = 3
 """This many requests end the process at once; the zygote and the broker's guard process clean up after it."""
+REPEATED_AFTER_S = 1.0
+"""Signals that come sooner after a request belong to it: a closed terminal sends SIGHUP, and its shell another."""
 _MEANINGS = {
     signal.SIGINT: "Ctrl-C (SIGINT)",
     signal.SIGTERM: "`laminar runs stop` or the system (SIGTERM)",
@@ -43,6 +46,7 @@ class StopRequests:
     def __init__(self, *, final: bool = False) -> None:
         self._final = final
         self._requests: list[int] = []
+        self._requested_at = -float("inf")
         self._interruptible = False
         self._previous: dict[int, Any] = {}
         self._terminals: list[int] = []
@@ -61,7 +65,7 @@ class StopRequests:
 
     @property
     def repeated(self) -> bool:
-        """Whether a stop was requested more than once."""
+        """Whether a stop was requested more than once, at least `REPEATED_AFTER_S` apart."""
         return len(self._requests) > 1
 
     def check(self) -> None:
@@ -89,9 +93,12 @@ class StopRequests:
             self._interruptible = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._requests.append(number)
         if number == signal.SIGHUP:
             self._close_terminal()
+        if (now := time.monotonic()) - self._requested_at < REPEATED_AFTER_S:
+            return
+        self._requests.append(number)
+        self._requested_at = now
         if len(self._requests) >= FORCED_EXIT_AFTER:
             os._exit(128 + number)
         if self._interruptible:

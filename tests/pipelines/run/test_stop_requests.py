@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from pipelines.run.stop_requests import FORCED_EXIT_AFTER, Interrupted, StopRequests
+from pipelines.run import stop_requests
+from pipelines.run.stop_requests import FORCED_EXIT_AFTER, REPEATED_AFTER_S, Interrupted, StopRequests
 
 
 @pytest.fixture
@@ -51,7 +53,10 @@ def test_interruptible_block_does_not_begin_after_a_request(stops: StopRequests)
         pytest.fail("it began")
 
 
-def test_cleanup_of_interruptible_block_is_not_interrupted(stops: StopRequests) -> None:
+def test_cleanup_of_interruptible_block_is_not_interrupted(
+    stops: StopRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop_requests, "REPEATED_AFTER_S", 0.0)
     cleaned = []
 
     def call() -> None:
@@ -79,9 +84,21 @@ def run_code(code: str) -> int:
     return subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode
 
 
+def test_signals_of_one_closed_terminal_are_one_request(stops: StopRequests, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    for _ in ("of the terminal", "of its shell"):
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert not stops.repeated
+    now += REPEATED_AFTER_S
+    os.kill(os.getpid(), signal.SIGINT)
+    assert stops.repeated
+
+
 def test_third_stop_request_exits_at_once() -> None:
     kills = "os.kill(os.getpid(), signal.SIGINT)\n" * FORCED_EXIT_AFTER
-    assert run_code(f"StopRequests().__enter__()\n{kills}os._exit(0)") == 130
+    setup = "from pipelines.run import stop_requests\nstop_requests.REPEATED_AFTER_S = 0\nStopRequests().__enter__()\n"
+    assert run_code(f"{setup}{kills}os._exit(0)") == 130
 
 
 @pytest.mark.parametrize(("final", "code"), [("True", 0), ("False", -signal.SIGHUP)])
