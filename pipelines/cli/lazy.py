@@ -65,7 +65,24 @@ def lazy_group(commands: Mapping[str, CommandModule]) -> type[TyperGroup]:
         def list_commands(self, ctx: Any) -> list[str]:
             return list(self.commands)
 
+        def make_context(self, *arguments: Any, **options: Any) -> Any:
+            with _closed_pipe_raised():
+                return super().make_context(*arguments, **options)
+
+        def invoke(self, ctx: Any) -> Any:
+            with _closed_pipe_raised():
+                return super().invoke(ctx)
+
     return LazyGroup
+
+
+@contextmanager
+def _closed_pipe_raised() -> Iterator[None]:
+    """Raise BrokenPipeError without its number, by which Typer would end the process with exit code 1."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise BrokenPipeError(str(error)) from error
 
 
 @contextmanager

@@ -7,6 +7,7 @@ and then exits with 0.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -110,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     read_only = own_process and command not in FULL_IMPORTS and not READ_ONLY.isdisjoint({group, command})
     try:
         if own_process:
+            _print_all_text()
             collect_rarely()
             skip_collections_of_exit()
             keep_files_private()
@@ -128,6 +130,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         head = f"laminar: {escape_to_one_line(_one_line(error))}"
         print_wrapped("\n  ".join([head, *getattr(error, "detail_lines", ())]), err=True)
         sys.exit(1)
+
+
+def _print_all_text() -> None:
+    """Let the standard streams take all text: also what their encoding lacks, and with nobody to read it (`>&-`).
+
+    A terminal shows "?", one column wide, for such a character, and a file or pipe gets its number.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace" if stream.isatty() else "backslashreplace")
 
 
 def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -88,6 +88,7 @@ def show(result: Any) -> None:
     elif isinstance(result, Report):
         if result.as_json:
             sys.stdout.write(escape_json(json.dumps(result.data, ensure_ascii=False, indent=1)) + "\n")
+            sys.stdout.flush()  # a closed pipe is an error here, not at the end of the process
         else:
             _print(result.text())
     elif isinstance(result, Texts):
@@ -138,6 +139,7 @@ def _array(result: RowOutput) -> None:
             empty = False
         sys.stdout.flush()
     sys.stdout.write(escape_json("[]\n" if empty else "\n]\n"))
+    sys.stdout.flush()
 
 
 def _csv(result: RowOutput, text: Callable[[str], str] = escape_csv_cell) -> None:

@@ -204,7 +204,8 @@ def _supervised(
     try:
         if not (folder / INPUTS_FILE).exists():  # a new run, or one of an earlier release
             record_inputs(config, folder / INPUTS_FILE)
-        with LiveView(console(stderr=as_json), config.run.name, config.trainer.optimizer_steps) as view:
+        shown = console(stderr=as_json, discard_if_closed=True)  # `laminar run | head` must not end the run
+        with LiveView(shown, config.run.name, config.trainer.optimizer_steps) as view:
             audit = Supervisor(config, view, state, stops, resumed).run()
     except Interrupted as stop:
         state.end(f"{stop} before its goal", "stopped")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,7 +13,23 @@ from infra.escaping import escape_control_characters
 
 
 class EscapingConsole(Console):
-    """A Rich console that escapes the control characters of the text that it prints."""
+    """A Rich console that escapes the control characters of the text that it prints.
+
+    `discard_if_closed`: once the reader of its pipe has closed it, it prints to nobody; otherwise it raises
+    BrokenPipeError.
+    """
+
+    def __init__(self, *, discard_if_closed: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self._discard_if_closed = discard_if_closed
+
+    def on_broken_pipe(self) -> None:
+        """Raise BrokenPipeError, or discard all later output of the process; Rich would end it with exit code 1."""
+        if not self._discard_if_closed:
+            raise BrokenPipeError("the reader of the output has closed the pipe")
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, self.file.fileno())
+        os.close(devnull)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Return the segments of `renderable` with escaped text."""

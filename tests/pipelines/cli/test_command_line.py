@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pipelines.cli.lazy import CommandModule, lazy_group
 from pipelines.cli.main import COMMANDS, main
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.reference import every_command, reference
+from pipelines.distribution import LAMINAR
 from pipelines.present.output import Report, RowOutput, show
 
 
@@ -185,6 +187,34 @@ def test_usage_errors_name_what_to_write(words: tuple[str, ...], message: str, c
     with pytest.raises(SystemExit, match="2"):
         main(words)
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("--help",), ("config", "run.seed"), ("runs", "list", "--json")])
+def test_command_succeeds_whose_reader_has_ended(words: tuple[str, ...], tmp_path: Path) -> None:
+    reader, output = os.pipe()
+    os.close(reader)
+    try:
+        command = [*LAMINAR, *words]
+        ended = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, cwd=tmp_path, check=False, timeout=60)
+    finally:
+        os.close(output)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def run_of(code: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
+    code = f"import sys\nfrom pipelines.cli.main import main, _print_all_text\n{code}"
+    command, environment = [sys.executable, "-c", code], {**os.environ, **variables}
+    return subprocess.run(command, capture_output=True, env=environment, check=False, timeout=60)
+
+
+def test_main_prints_characters_that_an_encoding_lacks() -> None:
+    code = "_print_all_text(); print('0.2 → 0.8'); sys.stdout.isatty = lambda: True; _print_all_text(); print('→')"
+    assert run_of(code, PYTHONIOENCODING="latin-1").stdout == b"0.2 \\u2192 0.8\n?\n"
+
+
+def test_command_succeeds_without_an_output(tmp_path: Path) -> None:
+    command = ["sh", "-c", '"$@" >&- 2>&-', "sh", *LAMINAR, "config", "run.seed"]
+    assert subprocess.run(command, cwd=tmp_path, check=False, timeout=60).returncode == 0
 
 
 def test_main_raises_with_debug(failing: None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 import time
 from dataclasses import replace
@@ -21,6 +22,7 @@ from pipelines.inspect.metrics_file import POSITION, MetricsFile, by_topic, read
 from pipelines.inspect.run_state.events import CheckStarted, LagMeasured, PhaseStarted, RolesChanged, RoleState, Tick
 from pipelines.inspect.run_state.state import RunState, fold, fold_all, new_run
 from pipelines.present.report.series import tokens_generated
+from pipelines.present.view.console import console
 from pipelines.present.view.live import LiveView
 from pipelines.present.view.panels import plot, screen
 from pipelines.present.view.text import clock, count, figures, lag_text, run_line
@@ -347,6 +349,14 @@ def test_watch_folds_writes_and_shows_records(tmp_path: Path) -> None:
     assert "-- training" in out.getvalue()
     notes = [line for line in out.getvalue().splitlines() if "unreadable" in line]
     assert notes == ["metrics, partition 0, offset 17: unreadable record: no laminar-schema header"]
+
+
+def test_live_view_of_a_run_continues_without_a_reader() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe, LiveView(console(file=pipe, discard_if_closed=True), "r", 8) as view:
+        view.note("of a role's restart")
+        view.note("of another")
 
 
 def test_metrics_file_continues_after_torn_write(tmp_path: Path) -> None:
