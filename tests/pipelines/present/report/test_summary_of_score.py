@@ -118,3 +118,9 @@ def test_report_shows_that_version_zero_was_not_evaluated() -> None:
     late, whole = (summary_of([evaluation_metric(first, "greedy", 0.2)], RunFacts("r")) for first in (3, 0))
     assert "the first evaluation is of version 3" in closing_lines(Path("runs/r"), late)
     assert "not evaluated" not in closing_lines(Path("runs/r"), whole)
+
+
+def test_report_of_a_role_in_the_foreground_has_no_restarts(tmp_path: Path) -> None:
+    (tmp_path / "submitted").mkdir()
+    (tmp_path / "submitted" / "score.toml").write_text("")
+    assert facts_of(tmp_path, None, {}).restarts == {"score": 0}
