@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,12 +36,14 @@ os.execv(sys.argv[3], sys.argv[3:])
 """
 
 
-def spawn(command: list[str], log_file: Path, *, die_with_parent: bool) -> psutil.Process:
+def spawn(
+    command: list[str], log_file: Path, *, die_with_parent: bool, variables: Mapping[str, str] | None = None
+) -> psutil.Process:
     """Start a command in its own session, with its output appended to a file, and return its process.
 
-    `die_with_parent`: the kernel kills it (SIGKILL) as soon as this process ends for any reason. Linux only; elsewhere
-    the process runs until it is stopped. In its own session it does not receive Ctrl-C from the terminal. Raises
-    OSError if the process cannot be created.
+    `variables` are added to its environment. `die_with_parent`: the kernel kills it (SIGKILL) as soon as this process
+    ends for any reason. Linux only; elsewhere the process runs until it is stopped. In its own session it does not
+    receive Ctrl-C from the terminal. Raises OSError if the process cannot be created.
     """
     parent = os.getpid() if die_with_parent else 0
     argv = [sys.executable, "-I", "-S", "-c", _SHIM, str(parent), "0", *command]
@@ -50,7 +52,7 @@ def spawn(command: list[str], log_file: Path, *, die_with_parent: bool) -> psuti
         return os.posix_spawn(
             sys.executable,
             argv,
-            os.environ,
+            {**os.environ, **(variables or {})},
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_OPEN, 1, str(log_file), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
@@ -121,6 +123,18 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
+def is_locked(file: Path) -> bool:
+    """Whether a process, also of another container, holds an exclusive lock on `file`; False if there is no file."""
+    try:
+        with file.open("rb") as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is no file, or its file system has no locks
+        return False
+    return False
+
+
 def _in_permanent_thread(start: Callable[[], int]) -> int:
     """Call `start` in a thread that runs until the end of this process.
 
@@ -141,6 +155,14 @@ def _in_permanent_thread(start: Callable[[], int]) -> int:
 
     threading.Thread(target=start_and_wait, name="parent of child", daemon=True).start()
     return pid.result()
+
+
+def signal_name(number: int) -> str:
+    """The name of signal `number`; a real-time signal has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def last_line(log: Path) -> str:

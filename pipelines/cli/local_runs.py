@@ -81,6 +81,7 @@ def to_json(run: RunFolder) -> dict[str, Any]:
         "status": run.status,
         "phase": run.state.get("phase"),
         "folder": str(run.folder),
+        "host": run.state.get("host"),
         "pid": run.state.get("pid"),
         "bootstrap_servers": run.state.get("bootstrap_servers"),
         "started_at": run.state.get("started_at"),
@@ -228,7 +229,8 @@ def _status_lines(
     from pipelines.present.view.text import phase_name, steps_text, with_downtime
 
     phase = phase_name(phase)
-    status = {"running": f"running, {phase}", "died": f"died in phase {phase}"}.get(run.status, run.status)
+    where = f" on {run.other_host}" if run.other_host else ""
+    status = {"running": f"running{where}, {phase}", "died": f"died in phase {phase}"}.get(run.status, run.status)
     if not run.supervised and run.status in ("died", "failed"):
         status = f"{_names_of(roles, run.status)} {run.status}, {phase}"
     yield f"run {run.run}: {status}, {steps_text(state)}, {with_downtime(state.elapsed_s, run.downtime_s)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -21,9 +22,11 @@ from pipelines.inspect.run_files import (
     CONFIG_FILE,
     FIRST_SUBMITTED,
     LATEST,
+    LOGS,
     REPORT_FILE,
     STATE_FILE,
     SUBMITTED,
+    ZYGOTE_LOG,
 )
 from pipelines.inspect.run_state.learning import WARN_STEPS
 from pipelines.inspect.run_times import NOT_RUNNING, downtime_s
@@ -77,6 +80,11 @@ class RunFolder:
         return (self.folder / STATE_FILE).exists()
 
     @property
+    def other_host(self) -> str | None:
+        """The host, or container, on which it runs, if that is another one."""
+        return _other_host(self.state) if self.status == "running" and process_of(self.state) is None else None
+
+    @property
     def reached(self) -> bool:
         """Whether `laminar run` has run it to its goal and written the report."""
         return self.supervised and self.status == "ended" and (self.folder / REPORT_FILE).exists()
@@ -110,7 +118,7 @@ def read_run(folder: Path) -> RunFolder:
     if not isinstance(state, dict):
         raise ValueError(f"{path} holds no JSON object; {_remedy(folder)}")
     check_release(state, path)
-    return RunFolder(folder, state, _status(state))
+    return RunFolder(folder, state, _status(folder, state))
 
 
 def check_release(state: Mapping[str, Any], path: Path) -> None:
@@ -243,10 +251,13 @@ def process_of(state: Mapping[str, Any]) -> psutil.Process | None:
 def stop_run(run: RunFolder, timeout_s: float) -> bool:
     """Send SIGTERM to a run's supervisor, which then stops its roles, and wait. Returns whether it has ended.
 
-    Does nothing if the run is not running. Raises PermissionError for another user's process.
+    Does nothing if the run is not running. Raises PermissionError for another user's process, RuntimeError for a run of
+    another host.
     """
     import psutil
 
+    if (host := run.other_host) is not None:
+        raise RuntimeError(f"run {run.run} runs on {host}: stop it there")
     process = process_of(run.state)
     if process is None:
         return True
@@ -372,7 +383,15 @@ def _configured(file: Path | None) -> dict[str, Any]:
     }
 
 
-def _status(state: Mapping[str, Any]) -> Status:
+def _status(folder: Path, state: Mapping[str, Any]) -> Status:
     if state.get("ended_at") is not None:
         return "stopped" if state.get("phase") == "stopped" else "failed" if state.get("error") else "ended"
-    return "died" if process_of(state) is None else "running"
+    from infra.processes import is_locked
+
+    elsewhere = _other_host(state) is not None and is_locked(folder / LOGS / ZYGOTE_LOG)
+    return "running" if elsewhere or process_of(state) is not None else "died"
+
+
+def _other_host(state: Mapping[str, Any]) -> str | None:
+    host = state.get("host")
+    return host if isinstance(host, str) and host != os.uname().nodename else None

@@ -18,11 +18,12 @@ import psutil
 
 from infra.files import sync_path
 from infra.kafka.broker import running_broker
+from infra.processes import is_locked
 from infra.runners.liveness import read_liveness, working_pid
 from infra.store.errors import StoreBusy
 from infra.store.names import SHARED_MEMORY
 from infra.store.ownership import is_used, remove_store, stores_of
-from pipelines.inspect.run_files import LATEST
+from pipelines.inspect.run_files import LATEST, LOGS, ZYGOTE_LOG
 from pipelines.inspect.run_folders import RunFolder, being_deleted, read_any, run_command
 from pipelines.inspect.submissions import submissions
 from pipelines.inspect.weight_places import copies_of
@@ -73,6 +74,8 @@ def plan_deletion(runs: Path, name: str, shared_memory: Path = SHARED_MEMORY) ->
 def refuse_active(run: RunFolder) -> None:
     """Raise DeletionRefused if `run` is running, or any of its processes is alive."""
     folder = run.folder
+    if (host := run.other_host) is not None:
+        raise DeletionRefused(f"run {folder.name} runs on {host}: stop it there")
     if run.status == "running":
         raise DeletionRefused(f"run {folder.name} is running: `{run_command(folder, 'runs stop')}` stops it")
     if live := ", ".join(_live_processes(folder)):
@@ -83,6 +86,8 @@ def _live_processes(folder: Path) -> Iterator[str]:
     with suppress(OSError, ValueError, KeyError, psutil.Error):
         if (broker := running_broker((folder / "kafka").resolve())) is not None:
             yield f"its Kafka broker (process {broker.pid})"
+    if is_locked(folder / LOGS / ZYGOTE_LOG):
+        yield "its roles, here or in another container"
     for each in submissions(folder):
         if each.status in ("up", "unsupervised"):
             yield f"{each.role.name} of `laminar submit`"

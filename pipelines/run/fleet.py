@@ -11,10 +11,11 @@ from typing import Any
 
 from infra.processes import last_line
 from infra.store.ownership import remove_store
+from pipelines.inspect.run_files import ZYGOTE_LOG
 from pipelines.inspect.run_state.events import RoleStatus
 from pipelines.roles import CANNOT_RUN, RoleProcess
 from pipelines.run.restarts import Restarts, exit_text
-from pipelines.run.zygote_process import CLOSE_S, ZYGOTE_LOG, ZygoteEnded, ZygoteProcess
+from pipelines.run.zygote_process import CLOSE_S, ZygoteEnded, ZygoteProcess
 
 EXCUSED_PAUSE_S = 1.0
 

@@ -69,13 +69,15 @@ class RunStateFile:
     def is_own(self) -> bool:
         """Whether state.json is of this process: once its run has ended, another start may have replaced it."""
         with suppress(OSError, ValueError):
-            return bool(json.loads((self.folder / STATE_FILE).read_text("utf-8"))["pid"] == os.getpid())
+            state = json.loads((self.folder / STATE_FILE).read_text("utf-8"))
+            return bool((state["pid"], state["host"]) == (os.getpid(), os.uname().nodename))
         return False
 
     def write(self) -> None:
         state = {
             "release": RELEASE,
             "run": self.run,
+            "host": os.uname().nodename,
             "pid": os.getpid(),
             "pid_created": psutil.Process().create_time(),
             "bootstrap_servers": self.bootstrap_servers,

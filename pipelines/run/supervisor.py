@@ -24,7 +24,7 @@ from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.result import Audit
 from pipelines.inspect.log.chunks import rows_of
 from pipelines.inspect.metrics_file import LAG, PHASE, REPLICA, MetricsFile
-from pipelines.inspect.run_files import CONFIG_FILE, LOGS, METRICS_FILE, SAMPLES_FILE
+from pipelines.inspect.run_files import CONFIG_FILE, LOGS, METRICS_FILE, SAMPLES_FILE, ZYGOTE_LOG
 from pipelines.inspect.run_state.events import RoleState as ObservedRole
 from pipelines.inspect.run_state.goal import is_evaluated, is_reached, is_trained
 from pipelines.inspect.run_state.refused import refused
@@ -48,7 +48,7 @@ from pipelines.run.topics import check_kafka, make_topics
 from pipelines.run.trial_result import CHECK_FILE, RESULT_FILE, TRIAL, TRIAL_CONFIG_FILE, read_check, read_trial
 from pipelines.run.upgrade import upgrade_resumed
 from pipelines.run.warm_start import PROGRESS_FILE, find_warm_start
-from pipelines.run.zygote_process import ZYGOTE_LOG, wait_for_zygote
+from pipelines.run.zygote_process import wait_for_zygote
 from pipelines.shards import own_store_folder, store_folder
 from schemas.records import Metric
 from schemas.topics import CATALOGUE, EXPERIENCES

@@ -20,9 +20,8 @@ from typing import IO, Any
 
 import psutil
 
-from infra.processes import is_running
+from infra.processes import is_locked, is_running
 
-ZYGOTE_LOG = "zygote.log"
 CLOSE_S = 5.0
 """How long a zygote may take to end: longer than zygote.GRACE_S."""
 FORMER_S = 60.0
@@ -151,23 +150,11 @@ def wait_for_zygote(log: Path, check: Callable[[], None], seconds: float = FORME
     before.
     """
     deadline = time.monotonic() + seconds
-    while not _has_ended(log):
+    while is_locked(log):
         if time.monotonic() > deadline:
             return False
         check()
         time.sleep(_CHECK_EVERY_S)
-    return True
-
-
-def _has_ended(log: Path) -> bool:
-    """Whether no zygote writes to `log`: it holds a lock on it, as no other process does."""
-    try:
-        with log.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # there is no log, or no lock
-        return True
     return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 
 from infra.store.ownership import open_folder, stores_of
 from infra.store.weight_store import WeightStore
-from pipelines.inspect.run_folders import list_runs
+from pipelines.inspect.run_folders import list_runs, read_run
 from pipelines.run.deletion import DeletionRefused, bytes_of, delete_run, plan_deletion
 from schemas.records import PolicyVersion
 from schemas.release import RELEASE
@@ -97,6 +98,24 @@ def test_delete_refuses_a_run_with_live_processes(start: Start, tmp_path: Path) 
     os.utime(report, (time.time() - 60,) * 2)
     assert plan_deletion(runs, "died").freed_bytes > 0
     assert {each.run for each in list_runs(runs)} == {"ended", "running", "died"}
+
+
+def test_delete_refuses_a_run_of_another_container(start: Start, tmp_path: Path) -> None:
+    """Whose processes are not seen here: only the lock of its zygote shows that it runs."""
+    folder = make_run(tmp_path / "runs", ended_at=None, phase="training", pid=2**22 + 1, host="other")
+    log = folder / "logs" / "zygote.log"
+    with log.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(DeletionRefused, match="run first runs on other: stop it there"):
+            plan_deletion(tmp_path / "runs", "first")
+        assert "run first: running on other, training" in start("status").stdout
+        assert start("stop").stderr == "laminar: run first runs on other: stop it there\n"
+        state = (folder / "state.json").read_text()
+        (folder / "state.json").write_text(state.replace("other", os.uname().nodename))
+        with pytest.raises(DeletionRefused, match=r"alive: its roles, here or in another container\. Stop them"):
+            plan_deletion(tmp_path / "runs", "first")
+        (folder / "state.json").write_text(state)
+    assert read_run(folder).status == "died"
 
 
 def test_killed_deletion_is_listed_and_ended_by_the_next(start: Start, tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipelines.inspect.run_files import ZYGOTE_LOG
 from pipelines.run import zygote, zygote_process
-from pipelines.run.zygote_process import ZYGOTE_LOG, ZygoteProcess, temporary_folder, wait_for_zygote
+from pipelines.run.zygote_process import ZygoteProcess, temporary_folder, wait_for_zygote
 
 
 def test_temporary_folder_of_a_resumed_run_is_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
