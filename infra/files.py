@@ -119,7 +119,7 @@ def write_private(file: Path, text: str) -> None:
     """Write a file that is readable by its owner only, from its creation on."""
     file.unlink(missing_ok=True)
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as out:
+    with os.fdopen(descriptor, "w", encoding="utf-8") as out:
         out.write(text)
 
 

@@ -98,14 +98,14 @@ class Jars:
                 return listed_jars
             jars = self._resolve(progress)
             temporary = listing.with_suffix(".tmp")
-            temporary.write_text("\n".join([*self.coordinates, *map(str, jars)]) + "\n")
+            temporary.write_text("\n".join([*self.coordinates, *map(str, jars)]) + "\n", "utf-8")
             temporary.rename(listing)
         return jars
 
     def _read_listing(self, listing: Path) -> list[Path]:
         """The jars in the list, if it is for the same coordinates and all of them exist; else empty."""
         try:
-            lines = listing.read_text().splitlines()
+            lines = listing.read_text("utf-8").splitlines()
         except FileNotFoundError:
             return []
         if tuple(lines[: len(self.coordinates)]) != self.coordinates:
@@ -154,7 +154,7 @@ def _repositories() -> dict[str, str]:
 
     repositories = dict(GlobalSettings.load().repositories)
     settings = Path.home() / ".m2" / "settings.xml"
-    if settings.is_file() and (mirror := mirror_of_central(settings.read_text())):
+    if settings.is_file() and (mirror := mirror_of_central(settings.read_text("utf-8"))):
         repositories["central"] = mirror
     return repositories
 

@@ -295,7 +295,7 @@ def load_config(file: Path, changes: Sequence[str] = ()) -> Config:
 def read_config(file: Path, changes: Sequence[str] = ()) -> ConfigDraft:
     """As `load_config`, but raises ConfigError only for a file that is not TOML, not for wrong settings."""
     try:
-        table = beside(file.parent, tomllib.loads(file.read_text()))
+        table = beside(file.parent, tomllib.loads(file.read_text("utf-8")))
     except FileNotFoundError as error:
         raise ConfigError(f"config file {file} does not exist") from error
     except OSError as error:

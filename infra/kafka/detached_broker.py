@@ -84,8 +84,8 @@ def stop_detached(state_dir: Path) -> bool:
 def last_port(state_dir: Path) -> int:
     """The last port of a folder's broker if it is free, else 0."""
     try:
-        address = json.loads((state_dir / "broker.json").read_text())["bootstrap_servers"]
-    except FileNotFoundError:
+        state = json.loads((state_dir / "broker.json").read_text())
+        port = int(str(state["bootstrap_servers"]).rpartition(":")[2])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):  # none, or damaged by a crash of the machine
         return 0
-    port = int(address.rpartition(":")[2])
     return port if port_is_free(port) else 0

@@ -1,4 +1,4 @@
-"""Parser of Java `.properties` files, and of the references to secrets in their values."""
+"""Reads and writes Java `.properties` files, and the references to secrets in their values."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_SPECIAL = re.compile(r"[^\x20-\x7e]|\\|^ ")
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 # The key ends at the first `=`, `:` or white space that is not escaped.
 _ENTRY = re.compile(r"(?P<key>(?:\\.|[^\\=:\s])+)\s*[=:\s]?\s*(?P<value>.*)", re.DOTALL)
@@ -32,6 +33,11 @@ def parse_properties(text: str) -> dict[str, str]:
     return entries
 
 
+def properties_text(entries: Mapping[str, str]) -> str:
+    """Return `entries`, whose names are plain, as a Java properties text, in ASCII: any encoding reads it alike."""
+    return "".join(f"{name}={_SPECIAL.sub(_escaped, value)}\n" for name, value in entries.items())
+
+
 def expand_references(value: str, environment: Mapping[str, str] | None = None) -> str:
     """Return a value with `${env:NAME}`, `${file:path}` and `${file:path:key}` (of a properties file) expanded.
 
@@ -51,7 +57,7 @@ def expand_references(value: str, environment: Mapping[str, str] | None = None) 
             try:
                 if path and not Path(name).exists():
                     return parse_properties(Path(path).read_text("utf-8"))[key]
-                return Path(name).read_text().rstrip("\r\n")
+                return Path(name).read_text("utf-8").rstrip("\r\n")
             except OSError as error:
                 raise ValueError(f"{match[0]}: {error.strerror}") from error
             except KeyError as error:
@@ -95,4 +101,10 @@ def _unescape(text: str) -> str:
         escaped = match[1]
         return chr(int(escaped[1:], 16)) if len(escaped) == 5 else _ESCAPES.get(escaped, escaped)
 
-    return _ESCAPE.sub(character, text)
+    units = _ESCAPE.sub(character, text)  # a character beyond U+FFFF is two escapes
+    return units.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+
+
+def _escaped(match: re.Match[str]) -> str:
+    units = match[0].encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from infra.certificates import RELAY_NAME, Authority
 from infra.files import write_private
+from infra.kafka.java_properties import properties_text
 
 ADMIN, BROKER = "admin", "broker"
 MECHANISM = "SCRAM-SHA-512"
@@ -66,7 +67,7 @@ class Security:
                 "ssl.truststore.type": "PEM",
                 "ssl.truststore.location": str(self.folder.absolute() / "ca.pem"),
             }
-            write_private(self.properties_file(user), "".join(f"{k}={v}\n" for k, v in entries.items()))
+            write_private(self.properties_file(user), properties_text(entries))
 
     def server_properties(self, port: int, controller_port: int) -> dict[str, str]:
         """The entries that a secure broker adds to, or overrides in, server.properties. They contain a secret."""

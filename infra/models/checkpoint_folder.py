@@ -88,7 +88,7 @@ def _generation_stop_tokens(file: Path) -> tuple[int, ...]:
     if not file.is_file():
         return ()
     try:
-        ends = json.loads(file.read_text()).get("eos_token_id")
+        ends = json.loads(file.read_bytes()).get("eos_token_id")
         return () if ends is None else (int(ends),) if isinstance(ends, int) else tuple(int(end) for end in ends)
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"eos_token_id in {file} must be a token id or a list of them: {error}") from error

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from infra.processes import signal_name
 from infra.sandbox.cgroups import VARIABLE as CGROUP
 from infra.workers.frames import PREFIX_BYTES, frame, frame_length
 
@@ -119,14 +120,7 @@ class WorkerProcess:
         code = self._process.returncode
         if code is None or code == 0:
             return f"the {self._name} ended its process"
-        try:
-            return (
-                f"the {self._name}'s process died of {signal.Signals(-code).name}"
-                if code < 0
-                else f"exit status {code}"
-            )
-        except ValueError:
-            return f"the {self._name}'s process died of signal {-code}"
+        return f"the {self._name}'s process died of {signal_name(-code)}" if code < 0 else f"exit status {code}"
 
     def _exchange(self) -> dict[str, Any] | None:
         """Send and read as much as the pipes hold now; the reply once it is complete. Raises ProcessEnded."""

@@ -151,7 +151,7 @@ def attempt_folder(work: Path, name: str) -> Iterator[Path]:
 def environment_of(url: str, key: str, task: Mapping[str, Any], own: Path) -> dict[str, str]:
     """The environment variables of an agent, whose task is written to its folder `own`. Raises OSError."""
     text = json.dumps(task, ensure_ascii=False)
-    (own / TASK_FILE).write_text(text)
+    (own / TASK_FILE).write_text(text, "utf-8")
     variable = {"LAMINAR_TASK": text} if len(text.encode()) <= MAX_TASK_BYTES else {}
     return {
         "OPENAI_BASE_URL": url,
@@ -271,7 +271,7 @@ def _read_plain_file(file: Path) -> bytes:
 
 def note(transcript: Path, text: str) -> None:
     """Append what Laminar has to say of an agent to its transcript."""
-    with suppress(OSError), transcript.open("a") as file:
+    with suppress(OSError), transcript.open("a", encoding="utf-8") as file:
         file.write(f"laminar: {text}\n")
 
 

@@ -255,7 +255,7 @@ def _call(function: Any, client: Any, order: Mapping[str, Any], server: int) -> 
         environment = order["environment"]
         os.environ.update(environment)
         own = client.with_options(api_key=environment["OPENAI_API_KEY"], base_url=environment["OPENAI_BASE_URL"])
-        task = json.loads(Path(environment["LAMINAR_TASK_FILE"]).read_text())
+        task = json.loads(Path(environment["LAMINAR_TASK_FILE"]).read_bytes())
         report = report_of(function(own, task))
         Path(environment["LAMINAR_REPORT"]).write_text(json.dumps(report))
         code = 0

@@ -152,8 +152,8 @@ def _missing_template(config: Config) -> Iterator[str]:
 def _has_chat_template(folder: Path) -> bool:
     with suppress(OSError, ValueError):
         if (own := folder / "chat_template.jinja").is_file():  # it replaces that of tokenizer_config.json
-            return bool(own.read_text())
-        settings = json.loads((folder / "tokenizer_config.json").read_text())
+            return bool(own.read_bytes())
+        settings = json.loads((folder / "tokenizer_config.json").read_bytes())
         return isinstance(settings, dict) and bool(settings.get("chat_template"))
     return False
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from infra.processes import signal_name
 
 WITHIN_S = 60.0
 MAX_DEATHS = 6
@@ -37,4 +38,4 @@ class Restarts:
 
 def exit_text(code: int) -> str:
     """How a process with this exit code has ended, for messages."""
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    return f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"

@@ -116,3 +116,20 @@ def test_new_folder_refuses_the_present_one(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileExistsError, match="exists already"), new_folder(Path()):
         pass
+
+
+def test_files_of_users_have_no_encoding_of_the_locale(tmp_path: Path) -> None:
+    code = """
+import sys, warnings
+from pathlib import Path
+from infra.files import write_private
+from infra.kafka.java_properties import expand_references
+from pipelines.config import read_config
+warnings.simplefilter("error", EncodingWarning)
+write_private(Path("a.toml"), "run.name = 'a'  # für dich\\n")
+read_config(Path("a.toml"))
+expand_references("${file:a.toml}")
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-X", "warn_default_encoding", "-c", code]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=60)

@@ -18,7 +18,16 @@ import pytest
 from kafka import KafkaAdminClient, KafkaProducer
 
 from infra.kafka.admin import admin_client
-from infra.kafka.broker import Broker, BrokerConfig, BrokerStartError, _other_port, free_port, start_broker
+from infra.kafka.broker import (
+    Broker,
+    BrokerConfig,
+    BrokerStartError,
+    _other_port,
+    free_port,
+    running_broker,
+    start_broker,
+)
+from infra.kafka.detached_broker import last_port
 from infra.kafka.settings_check import broker_problems, broker_settings
 from infra.processes import is_running
 
@@ -99,6 +108,25 @@ def test_start_names_used_port(tmp_path: Path) -> None:
         port = other.getsockname()[1]
         with pytest.raises(BrokerStartError, match=f"port {port} on 127.0.0.1 is used"):
             start_broker(BrokerConfig(tmp_path, port=port))
+
+
+def test_broker_starts_in_any_folder_and_locale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "C")
+    with start_broker(BrokerConfig(tmp_path / "läufe" / r"a\tb 🎉", secure=True)) as broker:
+        assert (broker.config.data_dir / "log" / "__cluster_metadata-0").is_dir()
+
+
+def test_start_refuses_a_folder_with_a_comma(tmp_path: Path) -> None:
+    with pytest.raises(BrokerStartError, match=r"takes the folder .*/a,b for several, at its comma"):
+        start_broker(BrokerConfig(tmp_path / "a,b"))
+    assert not (tmp_path / "a,b").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "null", "{}", '{"pid": "x", "bootstrap_servers": "x"}'])
+def test_damaged_broker_file_is_as_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / "broker.json").write_text(text)
+    assert running_broker(tmp_path) is None
+    assert last_port(tmp_path) == 0
 
 
 def test_start_shows_log_of_dead_broker(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.kafka.java_properties import expand_references, is_reference, parse_properties
+from infra.kafka.java_properties import expand_references, is_reference, parse_properties, properties_text
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,13 @@ from infra.kafka.java_properties import expand_references, is_reference, parse_p
     ],
 )
 def test_parse_properties_matches_java(text: str, entries: dict[str, str]) -> None:
+    assert parse_properties(text) == entries
+
+
+def test_properties_text_is_read_alike_in_any_encoding() -> None:
+    entries = {"log.dirs": "/läufe/a\\tb/🎉", "b": " =: x\n", "c": ""}
+    text = properties_text(entries)
+    assert text.splitlines()[0] == r"log.dirs=/l\u00e4ufe/a\u005ctb/\ud83c\udf89"
     assert parse_properties(text) == entries
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.run.restarts import FIRST_PAUSE_S, MAX_DEATHS, WITHIN_S, Restarts
+from pipelines.run.restarts import FIRST_PAUSE_S, MAX_DEATHS, WITHIN_S, Restarts, exit_text
 
 
 def test_restarts_double_the_pause_up_to_the_limit() -> None:
@@ -19,3 +19,8 @@ def test_restarts_ignore_old_deaths() -> None:
     for _ in range(5 * MAX_DEATHS):
         assert restarts.record_death() == FIRST_PAUSE_S
         now += WITHIN_S
+
+
+def test_exit_text_names_the_signal_if_it_has_a_name() -> None:
+    codes = (1, -9, -35)  # the last one is a real-time signal
+    assert [*map(exit_text, codes)] == ["exited with code 1", "was killed by SIGKILL", "was killed by signal 35"]
