@@ -42,6 +42,7 @@ class Cluster(CheckedSettings):
 
     `training_parts`: parts of a batch that the trainer may begin before the batch is complete (StreamRL).
     `train_gpus` and `gpus_per_replica` weigh idle time and cost; with `colocated` the trainer has the same GPUs.
+    `autoscaled`: the run has [autoscaling], which this `config` need not have.
     """
 
     config: Config
@@ -50,6 +51,7 @@ class Cluster(CheckedSettings):
     train_gpus: PositiveInt = 1
     gpus_per_replica: PositiveInt = 1
     colocated: bool = False
+    autoscaled: bool = False
 
     def _check(self) -> None:
         config = self.config
@@ -73,7 +75,8 @@ class Cluster(CheckedSettings):
         """The keys of settings that change a run, but not its prediction."""
         experience, plain = self.config.experience, ExperienceConfig()
         found = [f"experience.{key}" for key in _IGNORED if getattr(experience, key) != getattr(plain, key)]
-        return found if self.config.autoscaling is None else [*found, "autoscaling"]
+        autoscaled = self.autoscaled or self.config.autoscaling is not None
+        return [*found, "autoscaling"] if autoscaled else found
 
     @property
     def replicas(self) -> int:

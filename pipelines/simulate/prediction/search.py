@@ -59,8 +59,11 @@ def search(
 ) -> Iterator[Candidate]:
     """The candidates with their predictions, each as soon as it is known; the present cluster comes first.
 
-    With `memory` clusters in which something does not fit are impossible, and tensor parallelism is searched, too.
+    With `memory` clusters in which something does not fit are impossible, and tensor parallelism is searched, too. All
+    are without [autoscaling], whose bounds are those of the present cluster.
     """
+    autoscaled = cluster.autoscaled or cluster.config.autoscaling is not None
+    cluster = replace(cluster, config=replace(cluster.config, autoscaling=None), autoscaled=autoscaled)
     seen: dict[tuple[int, int, int, int], Candidate] = {}
 
     def tried(kind: str, clusters: Iterator[Cluster]) -> Iterator[Candidate]:

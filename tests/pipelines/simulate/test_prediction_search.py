@@ -39,6 +39,13 @@ def test_search_recommends_the_best_split_of_lowest_staleness() -> None:
     assert {each.kind for each in found} == {"present", "split", "staleness"}
 
 
+def test_search_only_names_autoscaling_as_not_predicted() -> None:
+    cluster = small_cluster(rollout__replicas=2, autoscaling__maximum=2, placement__max_replicas=4)
+    found = list(search(cluster, predict=fake))
+    assert max(each.cluster.replicas for each in found) == 4
+    assert {"".join(each.cluster.not_predicted) for each in found} == {"autoscaling"}
+
+
 def test_search_tries_no_staleness_bound_that_paces_nothing() -> None:
     cluster = small_cluster(placement__schedule="one_step", placement__max_replicas=16)
     assert {each.kind for each in search(cluster, predict=fake)} == {"present", "split"}
