@@ -111,13 +111,13 @@ class Watch:
             if unreadable:
                 self._note_unreadable(unreadable)
                 metrics.append(by_topic(UNREADABLE, Counter(record.short_name for record in unreadable), now))
-            if now - self._lag_at >= LAG_EVERY_MS:
+            if not 0 <= now - self._lag_at < LAG_EVERY_MS:  # negative: the clock was set back
                 self._lag_at = now
                 lag = LagMeasured(self.source.lag(), self.source.inbox_lag)
                 events.append(lag)
                 if lag.behind:
                     metrics.append(by_topic(LAG, lag.behind, now))
-            if metrics and self._file is not None and now - self._position_at >= POSITION_EVERY_MS:
+            if metrics and self._file is not None and not 0 <= now - self._position_at < POSITION_EVERY_MS:
                 self._position_at = now
                 metrics.append(by_topic(POSITION, self.source.positions(), now))
         return self._apply(events, metrics)

@@ -277,7 +277,7 @@ def test_lag_text() -> None:
 
 
 class Source:
-    """An event source with the records of three ticks."""
+    """An event source with the records of four ticks."""
 
     def __init__(self) -> None:
         self.polls = [
@@ -287,6 +287,7 @@ class Source:
                 UnreadableRecord("metrics", 0, 17, "no laminar-schema header"),
                 UnreadableRecord("metrics", 0, 18, "neither"),
             ],
+            [],
         ]
         self.lags, self.expected = 0, False
 
@@ -332,16 +333,16 @@ def test_watch_folds_writes_and_shows_records(tmp_path: Path) -> None:
         watch.start_phase("starting")
         watch.source = source
         watch.start_phase("training")
-        for _ in range(3):
-            now.now += 1
+        for seconds in (1, 1, 1, -3600):  # the clock is set back
+            now.now += seconds
             watch.tick(ROLES)
         state = watch.add(Metric("warm_start", 0, {"progress": 0.5}, START))
     assert (state.step, state.versions, state.warm_start) == (1, 1, {"progress": 0.5})
     assert state.roles == ROLES
-    assert state.lag == {"inbox": 2}
+    assert state.lag == {"inbox": 3}
     written = read_metrics(path)
     series = ["phase", "phase", "trainer", "replica", "replica", "lag", "position", "version", "score"]
-    assert [each.name for each in written] == [*series, "unreadable", "lag", "warm_start"]
+    assert [each.name for each in written] == [*series, "unreadable", "lag", "lag", "position", "warm_start"]
     assert written[len(series)].values == {"metrics": 2}
     assert [each.step for each in written if each.name == "replica"] == [0, 1]  # not every heartbeat is written
     assert written[2] == trainer_metric(1)
