@@ -26,10 +26,12 @@ def run_group(commands: Sequence[Sequence[str]], numbers: Sequence[int]) -> int:
     """
     children: list[subprocess.Popen[bytes]] = []
     stopped: list[int] = []
+    reached: set[int] = set()
 
     def pass_on(number: int, _: object) -> None:
         stopped.append(number)
         for child in children:
+            reached.add(child.pid)
             if child.poll() is None:
                 child.send_signal(number)
 
@@ -39,7 +41,12 @@ def run_group(commands: Sequence[Sequence[str]], numbers: Sequence[int]) -> int:
         for environment in environments:
             remove_stale_report(environment)
         for command, environment in zip(commands, environments, strict=True):
+            if stopped:
+                break
             children.append(subprocess.Popen(command, env=environment))
+        for child in children:
+            if stopped and child.pid not in reached:  # it was being started when the signal came
+                child.send_signal(stopped[0])
         return _wait(children, stopped)
     finally:
         for child in children:

@@ -98,7 +98,7 @@ class Respawner:
             arguments += ["--index", str(submission.index)]
         folder = temporary_folder(submission.log)  # without what a killed respawner has left there
         try:
-            self._log_begin = submission.log.stat().st_size
+            self._log_begin = submission.log.stat().st_size if submission.log.exists() else 0
             self._child = subprocess.Popen(
                 [*LAMINAR, *arguments, "--", *submission.options], env={**os.environ, "TMPDIR": folder}
             )
@@ -144,7 +144,12 @@ class Respawner:
 
 
 def last_error(log: Path, begin: int = 0) -> str:
-    """The last error that the pipeline has printed into its log, from `begin` on; else the last line."""
+    """The last error that the pipeline has printed into its log, from `begin` on; else the last line.
+
+    A log that was removed is as one that is empty.
+    """
+    if not log.exists():
+        log = Path(os.devnull)
     with log.open("rb") as file:
         file.seek(max(begin, log.stat().st_size - LOG_TAIL_BYTES))
         lines = file.read().decode(errors="replace").strip().splitlines()

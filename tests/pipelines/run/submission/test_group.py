@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,6 +98,19 @@ def test_group_passes_signals_on(tmp_path: Path) -> None:
     waiting.join()
     assert drained.read_text() == "drained\n" * 2
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_group_passes_on_a_signal_that_comes_during_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, start = [], subprocess.Popen
+
+    def start_and_stop(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        started.append(start(command, **options))
+        os.kill(os.getpid(), signal.SIGTERM)
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start_and_stop)
+    run_group(shell("exec sleep 5", "exec sleep 5"), (0, 1))
+    assert [each.returncode for each in started] == [-signal.SIGTERM]
 
 
 @pytest.mark.parametrize(

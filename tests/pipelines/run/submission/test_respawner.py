@@ -1,4 +1,4 @@
-"""A respawner keeps its role running while the disk of the run is full."""
+"""A respawner keeps its role running while the disk of the run is full, and without its log."""
 
 from __future__ import annotations
 
@@ -47,3 +47,15 @@ def test_respawner_goes_on_with_a_full_disk(tmp_path: Path, monkeypatch: pytest.
         assert (written.state, written.restarts) == ("ended", 1)
         assert written.last_error is not None
         assert written.last_error.startswith("its log is empty")
+
+
+@pytest.mark.usefixtures("handlers")
+def test_respawner_goes_on_without_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    submission = Submission(tmp_path, "score", 0, "embedded")
+    submission.file.parent.mkdir()
+    script = TWICE.format(first=tmp_path / "first", filler=tmp_path / "first")
+    monkeypatch.setattr(respawner, "LAMINAR", ("sh", "-c", script, "sh"))
+    Respawner(submission).run()
+    written = read_submission(submission.file)
+    assert (written.state, written.restarts) == ("ended", 1)
+    assert (written.last_error or "").startswith("its log is empty")
