@@ -65,6 +65,8 @@ class Dispatcher:
         running = [replica for replica in replicas if replica.status.state == "running"]
         self._training_waits = not self._tracking.final and not self.has_no_fresh_work()
         self._alone = len(replicas) == 1
+        for replica in running:
+            self._end_pins(replica)
         if self._has("evaluation"):
             for replica in running:
                 sent += self._dispatch_evaluation(replica)
@@ -83,15 +85,25 @@ class Dispatcher:
     def _has(self, purpose: Purpose) -> bool:
         return bool(self._head(purpose) or self._tracking.table.lost(purpose))
 
+    def _end_pins(self, replica: TrackedReplica) -> None:
+        """Clear the version of a replica's questions, and of trajectories that it resumed, once none of them is left.
+
+        A replica that loads newer weights without becoming empty may have other work at all times.
+        """
+        table, owner = self._tracking.table, replica.owner
+        if not table.load(owner, "evaluation"):
+            replica.end_evaluation()
+        if replica.resumed is not None:
+            partials = (self._partial(owned.work) for owned in table.owned_by(owner))
+            if not any(each is not None and each.version == replica.resumed for each in partials):
+                replica.resumed = None
+
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
     def _dispatch_evaluation(self, replica: TrackedReplica) -> list[Placed]:
         """Evaluation work names its version: it runs where that is loaded, or on an idle replica, which loads it."""
-        owner, table, waiting = replica.owner, self._tracking.table, self._waiting
-        busy = table.load(owner, "evaluation")
+        table, waiting = self._tracking.table, self._waiting
         lost, head = table.lost("evaluation"), self._head("evaluation")
-        if busy == 0:
-            replica.end_evaluation()
         first = self._first_question()
         if first is not None and self._is_free(replica) and self._evaluation_room(replica, first.prompt.policy_version):
             replica.target = first.prompt.policy_version
@@ -201,7 +213,9 @@ class Dispatcher:
             restarted = self._pop_restart(fresh, replica)
             here = self._assign_group(replica, room) if restarted is None else [self._assign(restarted, replica)]
             if not here:
-                break
+                if not fresh:
+                    break
+                continue  # no group may begin, but another replica may take a trajectory at its last attempt
             replica.count_sent(len(here), self._tracking.newest)
             if len(here) < room:
                 heappush(takers, (load + len(here), index, replica, room - len(here)))
@@ -229,8 +243,6 @@ class Dispatcher:
         unless it is alone.
         """
         table, owner = self._tracking.table, replica.owner
-        if table.load(owner) == 0:
-            replica.target = replica.resumed = None
         version, newest = replica.version, self._tracking.newest
         if version is None or newest is None or self._is_moving(owner) or owner == self._draining:
             return 0

@@ -370,22 +370,3 @@ def test_newest_version_is_by_epoch_first() -> None:
     assert placement.run() == []
     placement.beat(0, replayed)
     assert names(placement.run()) == ["p0.0", "p0.1"]
-
-
-def test_interrupt_schedule_drains_one_replica_for_evaluation() -> None:
-    placement = Placement(schedule="partial_rollout", admitted=1000)
-    placement.prompts(*range(20), samples=4)
-    first = placement.publish(0)
-    for replica in (0, 1):
-        placement.beat(replica, first)
-    given = leases(placement.run())
-    second = placement.publish(1)
-    placement.questions(0, under=first)
-    for replica in (0, 1):
-        placement.beat(replica, second)
-    assert assigned(placement.run()) == []
-    for number, replicas in ((0, []), (1, [1])):  # replica 0 is drained, whichever has less
-        placement.finish(*(trajectory(prompt(number, 4), m, lease=given[f"p{number}.{m}"]) for m in (0, 1)))
-        assert sorted({replica for _, replica, _ in assigned(placement.run())}) == replicas
-    placement.finish(*(trajectory(prompt(0, 4), m, lease=given[f"p0.{m}"]) for m in (2, 3)))
-    assert assigned(placement.run()) == [("e0.0", 0, 1)]

@@ -159,6 +159,20 @@ def test_suspected_poison_prompt_runs_alone_on_its_last_attempt() -> None:
     assert assigned(placement.run()) == [("p1.0", 0, 3)]
 
 
+def test_last_attempt_starts_on_any_replica_without_one() -> None:
+    """The least loaded replica has one already, and no group may begin."""
+    placement = Placement(max_attempts=3)
+    first = placement.publish(0)
+    placement.prompts(0, samples=3)
+    placement.beat(1, first)
+    placement.run()
+    placement.prompts(1)
+    for incarnation in range(1, 4):
+        placement.beat(0, first, incarnation=incarnation)
+        outputs = placement.run()
+    assert assigned(outputs) == [("p1.0", 0, 3), ("p1.1", 1, 3)]
+
+
 def test_trajectory_that_kills_its_replicas_fails() -> None:
     placement = Placement(max_attempts=3)
     placement.prompts(0, samples=1)

@@ -79,3 +79,19 @@ def test_slots_drain_for_lost_work_of_a_passed_version() -> None:
     assert assigned(placement.run()) == [("p0.0", 1, 1)]
     placement.beat(1, older, capacity=6)
     assert names(placement.run()) == ["p0.1", "p2.0"]
+
+
+def test_slots_take_fresh_work_once_resumed_ones_have_finished() -> None:
+    placement, older, newer = with_a_newer_version()
+    placement.write(PROGRESS, progress("p0.0", [5, 6], 1))
+    placement.beat(0, older, state="stopped")
+    placement.beat(1, newer, capacity=6)
+    assert assigned(placement.run())[0] == ("p0.0", 1, 1)
+    placement.prompts(1, samples=1)
+    placement.beat(1, older, capacity=6)
+    assert names(placement.run()) == ["p0.1", "p1.0"]
+    placement.beat(1, newer, capacity=6)
+    placement.prompts(2, samples=1)
+    assert names(placement.run()) == []  # its next heartbeat may say that it has gone back to the older one
+    placement.finish(trajectory(prompt(0), 0, under=older))
+    assert names(placement.run()) == ["p2.0"]
