@@ -14,7 +14,7 @@ from infra.arrow_files import DAMAGE, checked, open_parquet_file
 from infra.json_text import decode_json
 from infra.name_lookup import suggest_name
 from operators.prompts.config import MAX_SUGGESTIONS, TaskConfig
-from operators.prompts.layouts import ANSWER_COLUMNS, PROMPT_COLUMNS, question_of, top_columns
+from operators.prompts.layouts import ANSWER_COLUMNS, PROMPT_COLUMNS, ConditionColumns, question_of, top_columns
 from operators.prompts.question import BadRow, Question, SourceError, UnusableRow
 
 _SCAN_ROWS = 256
@@ -40,15 +40,17 @@ class ArrowRows:
             raise SourceError(f"cannot read {name}: {error}") from error
 
     def scan(self) -> Iterator[Question | BadRow]:
-        """Every row in order."""
-        row = 0
+        """Every row in order. Raises SourceError at the end if no row has a field of `where` or `levels`."""
+        columns, row = ConditionColumns(self._config), 0
         for batch in self._table.to_batches(max_chunksize=_SCAN_ROWS):
             for value in batch.to_pylist():
+                columns.record(value)
                 try:
                     yield question_of(value, row, self._config, self._task)
                 except UnusableRow as error:
                     yield error.at(row + 1)
                 row += 1
+        columns.check(self.name)
 
     def question(self, row: int) -> Question:
         """The question in row `row`."""
@@ -144,7 +146,7 @@ def _copy_to_arrow(path: Path, config: TaskConfig) -> pa.Table:
 def _columns(path: Path, names: Sequence[str], config: TaskConfig) -> list[str]:
     """The columns of `names` to read. Raises SourceError, once for the file, if a needed column is missing."""
     needed = [("prompt_column", (config.prompt_column,) if config.prompt_column else PROMPT_COLUMNS)]
-    if config.answer_required or config.answer_column:
+    if config.answer_required:
         needed.append(("answer_column", (config.answer_column,) if config.answer_column else ANSWER_COLUMNS))
     for name in config.reference_columns:
         needed.append(("extra_columns" if name in config.extra_columns else "where", (name,)))

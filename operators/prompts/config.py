@@ -49,7 +49,8 @@ class TaskConfig(CheckedSettings):
 
     where: str = ""
     """The condition on the rows to draw, such as `rate >= 0.2 and subject in ('algebra', 'geometry')`; dots select
-    struct fields. Verifiers find its columns in the reference. The language is that of `--where` (docs/exports.md)."""
+    struct fields. Verifiers find its columns in the reference, null where a row has no value, times as texts. The
+    language is that of `--where` (docs/exports.md)."""
 
     levels: tuple[str | Mapping[str, Any], ...] = ()
     """A curriculum, from easy to hard. For a reasoning-gym task without size: arguments of each level in addition to
@@ -67,7 +68,7 @@ class TaskConfig(CheckedSettings):
     """The column with the reference answer. Empty: the first there is of `reward_model.ground_truth`, `answer`,
     `ground_truth` and `solution`."""
     answer_required: bool = True
-    """False accepts rows without an answer, for rewards that need only the response."""
+    """False accepts rows without an answer, too, for rewards that need only the response."""
     answer_after: str = ""
     """The answer is the text after the last occurrence of this marker in its column ("####" for GSM8K); empty: all."""
     extra_columns: tuple[str, ...] = ()
@@ -161,8 +162,13 @@ class TaskConfig(CheckedSettings):
     @property
     def reference_columns(self) -> tuple[str, ...]:
         """Columns that the reference contains in addition to the answer."""
+        return tuple(dict.fromkeys([*self.extra_columns, *self.condition_columns]))
+
+    @property
+    def condition_columns(self) -> tuple[str, ...]:
+        """Columns of `where` and `levels`; rows may have none of their values."""
         named = (each.column for text in self._conditions() for each in comparisons(parse_condition(text)))
-        return tuple(dict.fromkeys([*self.extra_columns, *named]))
+        return tuple(dict.fromkeys(named))
 
     def for_level(self, level: int) -> TaskConfig:
         """The configuration of questions of `level`."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from operators.prompts.config import TaskConfig
-from operators.prompts.layouts import question_of
+from operators.prompts.layouts import ConditionColumns, question_of
 from operators.prompts.question import BadRow, Question, SourceError, UnusableRow
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
@@ -32,7 +32,11 @@ class JsonlRows:
         self._file = path.open("rb")
 
     def scan(self) -> Iterator[Question | BadRow]:
-        """Yield every line in order and index the file. Only the start of a line that is too long is kept."""
+        """Yield every line in order and index the file. Only the start of a line that is too long is kept.
+
+        Raises SourceError at the end if no line has a column of `where` or `levels`.
+        """
+        columns = ConditionColumns(self._config)
         del self._offsets[:]
         self._file.seek(0)
         offset = 0
@@ -42,17 +46,21 @@ class JsonlRows:
             offset += len(line) if len(line) <= MAX_LINE_BYTES else self._skip_line(line)
             if line.strip():
                 try:
-                    found: Question | BadRow = self._parse(line, row)
+                    value = self._decode(line)
+                    columns.record(value)
+                    found: Question | BadRow = question_of(value, row, self._config, self._task)
                 except UnusableRow as error:
                     found = error.at(row + 1)
                 # The caller may read another row in between, so the position is restored.
                 yield found
                 self._file.seek(offset)
+        columns.check(self.name)
 
     def question(self, row: int) -> Question:
         """The question in line `row`. Raises UnusableRow if the file has changed since it was scanned."""
         self._file.seek(self._offsets[row])
-        return self._parse(self._file.readline(MAX_LINE_BYTES + 1), row)
+        value = self._decode(self._file.readline(MAX_LINE_BYTES + 1))
+        return question_of(value, row, self._config, self._task)
 
     def close(self) -> None:
         """Close the file."""
@@ -65,15 +73,14 @@ class JsonlRows:
             length += len(part)
         return length
 
-    def _parse(self, line: bytes, row: int) -> Question:
+    def _decode(self, line: bytes) -> Any:
         if len(line) > MAX_LINE_BYTES:
             raise UnusableRow(f"the line is longer than {MAX_LINE_BYTES} bytes")
         try:
-            value = json.loads(line, parse_constant=_no_constant)
+            return json.loads(line, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
             what = "a CSV file: convert it to JSON Lines or Parquet" if self.name.endswith(".csv") else str(error)
             raise UnusableRow(f"not JSON ({what})") from error
-        return question_of(value, row, self._config, self._task)
 
 
 def _no_constant(text: str) -> Any:

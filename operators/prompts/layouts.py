@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import UTC, date, datetime
 from typing import Any
 
-from infra.conditions.rows import column_value
+from infra.conditions.rows import column_value, has_column
 from operators.prompts.config import TaskConfig
-from operators.prompts.question import Question, RefusalKind, UnusableRow
+from operators.prompts.question import Question, RefusalKind, SourceError, UnusableRow
 from schemas.records import Message
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem")
@@ -30,17 +31,44 @@ def top_columns(config: TaskConfig) -> set[str]:
     return {name.partition(".")[0] for name in wanted if name} | {name for name in wanted if name}
 
 
+class ConditionColumns:
+    """Finds columns of `where` and `levels` that no row has: they are misspelt. Rows may have no value for one."""
+
+    def __init__(self, config: TaskConfig) -> None:
+        self._missing = list(config.condition_columns)
+        self._columns: dict[str, None] = {}
+        """The columns of the first row."""
+
+    def record(self, row: Any) -> None:
+        """Record the columns of `row`."""
+        if isinstance(row, Mapping) and self._missing:
+            self._columns = self._columns or dict.fromkeys(map(str, row))
+            self._missing = [name for name in self._missing if not has_column(row, name)]
+
+    def check(self, source: str) -> None:
+        """Raise SourceError if a column is in none of the rows of `source`, if there are any."""
+        if self._missing and self._columns:
+            columns = ", ".join(sorted(self._columns)[:12])
+            missing = f"no column {self._missing[0]} in any row, only {columns}; prompts.where or levels names it"
+            raise SourceError(f"{source} has {missing}", missing)
+
+
 def question_of(row: Any, index: int, config: TaskConfig, task: str) -> Question:
     """The question in `row`, of `task` unless the row names another. Raises UnusableRow."""
     if not isinstance(row, Mapping):
         raise UnusableRow(f"expected an object, got {type(row).__name__}")
     text, messages = _prompt(_find(row, config.prompt_column, PROMPT_COLUMNS, "prompt_column", "no question"))
     reference: dict[str, Any] = {}
-    if config.answer_required or config.answer_column:
+    try:
         answer = _find(row, config.answer_column, ANSWER_COLUMNS, "answer_column", "no answer")
         reference["answer"] = _answer(answer, config)
-    for name in config.reference_columns:
-        reference[name] = _find(row, name, (), "extra_columns" if name in config.extra_columns else "where or levels")
+    except UnusableRow:
+        if config.answer_required:
+            raise
+    for name in config.extra_columns:
+        reference[name] = _with_times_as_text(_find(row, name, (), "extra_columns"))
+    for name in config.condition_columns:
+        reference[name] = _with_times_as_text(column_value(row, name))
     own_task = next((row[name] for name in TASK_COLUMNS if isinstance(row.get(name), str) and row[name]), task)
     _check_encodable(text, reference)
     return Question(index, text, messages, reference, own_task)
@@ -63,6 +91,13 @@ def _find(
     if name and name.partition(".")[0] not in row and name not in row:
         hint = f"; prompts.{option} names it"
     raise UnusableRow(f"no value in column {' or '.join(names)} (the row has {columns or 'no columns'}){hint}", kind)
+
+
+def _with_times_as_text(value: Any) -> Any:
+    """`value` as JSON has it, if it is a time or a date: in ISO format, in UTC."""
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        value = value.astimezone(UTC)
+    return value.isoformat() if isinstance(value, date) else value
 
 
 def _answer(value: Any, config: TaskConfig) -> Any:

@@ -149,6 +149,9 @@ def test_table_condition_names_its_columns() -> None:
         ({"meta": {"rate": 0.5}, "meta.rate": 2}, "meta.rate < 1", False),
         ({"meta": 3}, "meta.rate is null", True),
         ({"n": [1]}, "n = 1 or n ~ 'x'", False),
+        ({"at": "1970-01-01T01:00:00+01:00"}, "at = '1970-01-01' and at in ('1970-01-01T00:00')", True),
+        ({"at": "1970-01-01T02:00:00"}, "at > '1970-01-01T02:00+01:00' and at <= '1970-01-01T02:00'", True),
+        ({"at": "1970-01-99"}, "at > '1970-01-02'", True),  # a text
         ({}, "", True),
     ],
 )

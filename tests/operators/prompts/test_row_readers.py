@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pyarrow as pa
@@ -78,6 +80,65 @@ def test_columns_can_be_configured_with_extra_columns(tmp_path: Path) -> None:
         open_source(PromptsConfig(source="parquet", path=path, prompt_column="query"))
     bare = PromptsConfig(source="parquet", path=path, prompt_column="query", answer_required=False)
     assert only_question(bare).reference == {}
+
+
+def rows_with_times(path: Path) -> str:
+    """Three rows, of which the second has no rate and the third no time."""
+    hours = [datetime(2026, 1, 31, hour, tzinfo=timezone(timedelta(hours=2))) for hour in (12, 14)]
+    columns = {"question": ["one?", "two?", "three?"], "answer": [1, 2, 3], "rate": [0.5, None, 0.2]}
+    table = pa.table(columns | {"at": pa.array([*hours, None], pa.timestamp("us", "UTC"))})
+    if path.suffix == ".jsonl":
+        rows = [{name: value for name, value in row.items() if value is not None} for row in table.to_pylist()]
+        path.write_text("\n".join(json.dumps(row, default=datetime.isoformat) for row in rows))
+    else:
+        pq.write_table(table, path)
+    return str(path)
+
+
+@pytest.mark.parametrize("source", ["jsonl", "parquet"])
+def test_conditions_select_rows_by_nulls_and_times(tmp_path: Path, source: str) -> None:
+    path = rows_with_times(tmp_path / f"rows.{source}")
+    for where, expected in {
+        "rate is null": ["two?"],
+        "rate is not null and at is not null": ["one?"],
+        "at <= '2026-01-31T10:00'": ["one?"],
+        "at is null or at > '2026-01-31T11:59'": ["two?", "three?"],
+    }.items():
+        found = open_source(PromptsConfig(source=source, path=path, where=where, epochs=1, shuffle=False))
+        assert [found[number].text for number in range(found.total or 0)] == expected, where
+        assert not found.bad_rows
+        found.close()
+    config = PromptsConfig(source=source, path=path, where="at < '2026-01-31T11:00'")
+    assert datetime.fromisoformat(only_question(config).reference["at"]) == datetime(2026, 1, 31, 10, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(("source", "column"), [("jsonl", "rat"), ("jsonl", "meta.rate"), ("parquet", "meta.rat")])
+def test_condition_on_a_column_of_no_row_raises(tmp_path: Path, source: str, column: str) -> None:
+    row = {"question": "one?", "answer": 1, "meta": {"level": None}}
+    path = save(tmp_path / f"rows.{source}", row)
+    with pytest.raises(SourceError, match=rf"no column {column} in any row, only answer, meta, question; "):
+        open_source(PromptsConfig(source=source, path=path, where=f"{column} is null"))
+    source_with = open_source(PromptsConfig(source=source, path=path, where="meta.level is null"))
+    assert source_with[0].reference == {"answer": 1, "meta.level": None}
+    source_with.close()
+
+
+@pytest.mark.parametrize("source", ["jsonl", "parquet"])
+def test_answers_are_taken_where_they_are_if_not_required(tmp_path: Path, source: str) -> None:
+    rows = [{"question": "one?", "gold": "#### 1"}, {"question": "two?", "gold": None}, {"question": "3?", "gold": "?"}]
+    path = tmp_path / f"rows.{source}"
+    if source == "jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    config = PromptsConfig(source=source, path=str(path), answer_column="gold", answer_required=False, shuffle=False)
+    found = open_source(replace(config, answer_after="####"))
+    assert [found[number].reference for number in range(3)] == [{"answer": "1"}, {}, {}]
+    other = open_source(replace(config, answer_column="solution"))
+    assert other[0].reference == {}
+    for each in (found, other):
+        assert not each.bad_rows
+        each.close()
 
 
 def test_parquet_is_read_at_random_despite_bad_rows(tmp_path: Path) -> None:
