@@ -74,8 +74,11 @@ class Curriculum:
         return LevelSuccess(shard, self.task, self._since, tuple(self.success), right, answered, now)
 
     def handle_reply(self, reply: LevelReply) -> None:
-        """Change to the level of `reply` if it is newer than the present one, and reset the counts."""
-        if reply.first_prompt > self._since:
+        """Change to the level of `reply`, unless it began before the present one, and reset the counts.
+
+        Two levels begin at one prompt if none was drawn in between. The note has the offset, so each is read once.
+        """
+        if reply.first_prompt >= self._since:
             self.level, self._since, self._requested, self.success = reply.level, reply.first_prompt, False, {}
 
     def count(self, number: int, task: str, right: float) -> None:

@@ -51,6 +51,28 @@ def test_curriculum_requests_levels_by_success() -> None:
     assert [m.values["curriculum/level"] for m in one.log.rows(METRICS)][-2:] == [1.0, 1.0]
 
 
+def test_curriculum_takes_two_levels_that_begin_at_one_prompt() -> None:
+    """No prompt of the first one was drawn before the sampler requested the other."""
+    one = Buffer(global_batch=2, levels=4, sampler=Component(f"{__file__}:AlwaysHarder"))
+    answer(one, 0)
+    for level in (1, 2):
+        begin_level(one, level, 10)
+        one.shard.run()
+    answer(one, 10, 12, right=0.5)
+    one.shard.start()
+    answer(one, 14, right=0.5)
+    assert [level for level, _, _ in requests(one)] == [1, 2, 3]
+    values = one.log.rows(METRICS)[-1].values
+    assert (values["curriculum/level"], values["curriculum/success"]) == (2.0, 0.5)
+
+
+class AlwaysHarder(CurriculumSampler):
+    """Requests harder questions without any answer."""
+
+    def level_request(self, context: BatchContext) -> int:
+        return 1
+
+
 def test_curriculum_rejects_replies_of_another_program() -> None:
     one = buffer()
     answer(one, 0, 2)
