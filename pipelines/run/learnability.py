@@ -7,10 +7,13 @@ from pathlib import Path
 
 from infra.machine import visible_gpus
 from infra.models.sizes import parameter_count
+from operators.experience.evictions import Capacity
+from operators.experience.samplers import Windowed
 from operators.trainer.config import WITH_CRITIC, WITHOUT_GROUPS
 from operators.trainer.presets import algorithm_problem, learning_rate, optimizer_steps, unused_settings
 from pipelines.config import Config
 from pipelines.run.warm_start import CACHE
+from schemas.records.agents import AGENT
 
 SMALL_MODEL = 30_000_000
 """Parameters below which a model hardly changes at the learning rates of pretrained ones."""
@@ -25,6 +28,7 @@ def is_warm_start(config: Config) -> bool:
 def unlearnable(config: Config) -> Iterator[str]:
     """Reasons why no batch of `config` can be trained, or no update, or not the last ones, can change the model."""
     name = config.trainer.learner.algorithm.name
+    yield from _never_batched(config)
     if config.emulated:
         return
     if (problem := algorithm_problem(config.trainer.learner.algorithm)) is not None:
@@ -61,6 +65,36 @@ def unlearnable(config: Config) -> Iterator[str]:
             )
 
 
+def _never_batched(config: Config) -> Iterator[str]:
+    """Reasons why the buffer can fill no batch, or refuses every group of a task."""
+    buffer, tasks = config.experience, config.prompts.mixture
+    batch, samples = buffer.global_batch, max(task.samples_per_prompt for task in tasks)
+    name = buffer.sampler.name
+    sampler = None if buffer.sampler.is_custom else buffer.make_sampler()
+    window = Windowed() if getattr(sampler, "order_by", "") == "windowed" else sampler
+    # Shards propose the groups of a window, and then those of the next, until a batch is full.
+    if isinstance(window, Windowed) and buffer.divisions == 1 and window.window * samples < batch:
+        yield (
+            f"experience.sampler = {name!r} takes no others than the oldest {window.window} groups, of "
+            f"samples_per_prompt = {samples}: they never fill a batch of experience.global_batch = {batch}. Set "
+            f"{'a window' if window is sampler else 'another order_by, or windowed with a window'} above "
+            f"{-(-batch // samples)}: groups lack members that failed"
+        )
+    for each in buffer.evictions:
+        held = Capacity(**each.options).trajectories * buffer.shards if each.name == "capacity" else batch
+        if held < batch:
+            yield (
+                f"experience.evictions: 'capacity' lets {held} trajectories be held, which never fill a batch of "
+                f"experience.global_batch = {batch}: set trajectories to several batches"
+            )
+    for task in tasks:
+        if name == "dynamic" and task.samples_per_prompt == 1 and task.environment != AGENT:
+            yield (
+                f"prompts.samples_per_prompt = 1, task {task.task_name!r}: experience.sampler = 'dynamic' refuses "
+                "groups whose answers are all correct or all wrong, so each of them: set it to 2 or more (8 is usual)"
+            )
+
+
 def doubtful_settings(config: Config) -> Iterator[str]:
     """Settings that are rarely meant."""
     if config.warm_start is not None and config.model.path and not is_warm_start(config):
@@ -76,6 +110,12 @@ def doubtful_settings(config: Config) -> Iterator[str]:
                 f"experience.global_batch = {batch} is no multiple of samples_per_prompt = {samples}, task "
                 f"{task.task_name!r}: batches consist of whole groups, so they have {-(-batch // samples) * samples}"
             )
+    sampler = config.experience.sampler
+    if sampler.name != "curriculum" and not sampler.is_custom and any(n > 1 for n in config.prompts.curricula.values()):
+        yield (
+            f"prompts.levels: experience.sampler = {sampler.name!r} requests no level, so all prompts are of the first "
+            "one. Set the sampler 'curriculum', or one of yours"
+        )
     if config.autoscaling is not None and not config.rollout.termination_notice_s:
         yield (
             "rollout.termination_notice_s = 0: a rollout that the autoscaler ends hands nothing over, so others "

@@ -53,6 +53,46 @@ def test_one_sample_needs_an_advantage_without_groups(samples: int, algorithm: s
     assert all(f"samples_per_prompt = 1, task 'gcd': the advantage of {algorithm}" in each for each in found)
 
 
+WINDOWED, CAPACITY = {"name": "windowed", "options": {"window": 4}}, {"name": "capacity"}
+
+
+@pytest.mark.parametrize(
+    ("experience", "refused"),
+    [
+        ({"sampler": WINDOWED}, "takes no others than the oldest 4 groups, of samples_per_prompt = 8"),
+        ({"sampler": WINDOWED, "global_batch": 32}, ""),
+        ({"sampler": WINDOWED, "max_shards": 2}, ""),  # each shard proposes the groups of its next windows, too
+        ({"sampler": {"name": "windowed"}, "global_batch": 2049}, "Set a window above 257"),
+        ({"sampler": {"name": "dynamic", "options": {"order_by": "windowed"}}, "global_batch": 2049}, "order_by, or"),
+        ({"sampler": {"name": "windowed"}, "global_batch": 2048}, ""),
+        ({"evictions": [CAPACITY | {"options": {"trajectories": 127}}]}, "'capacity' lets 127 trajectories be held"),
+        ({"evictions": [CAPACITY | {"options": {"trajectories": 64}}], "shards": 2}, ""),
+        ({"evictions": [CAPACITY]}, ""),
+    ],
+)
+def test_buffer_that_never_fills_a_batch_is_refused(experience: dict[str, Any], refused: str) -> None:
+    found = list(unlearnable(config_of(prompts={"task": "gcd"}, experience=experience, kafka={"partitions": 2})))
+    assert len(found) == bool(refused)
+    assert all(refused in each for each in found)
+
+
+@pytest.mark.parametrize(("samples", "refused"), [(1, 1), (2, 0)])
+def test_dynamic_sampling_of_single_answers_is_refused(samples: int, refused: int) -> None:
+    prompts = {"task": "gcd", "samples_per_prompt": samples}
+    trainer = {"learner": {"algorithm": {"name": "ppo"}}}
+    found = list(unlearnable(config_of(prompts=prompts, trainer=trainer, experience={"sampler": {"name": "dynamic"}})))
+    assert len(found) == refused
+    assert all("experience.sampler = 'dynamic' refuses groups" in each for each in found)
+
+
+@pytest.mark.parametrize(("sampler", "doubtful"), [("fifo", 1), ("curriculum", 0), ("own.py:Sampler", 0)])
+def test_levels_that_no_sampler_requests_are_doubtful(sampler: str, doubtful: int) -> None:
+    prompts = {"task": "gcd", "levels": [{}, {}]}
+    config = config_of(prompts=prompts, experience={"sampler": {"name": sampler}})
+    found = [text for text in doubtful_settings(config) if text.startswith("prompts.levels")]
+    assert len(found) == doubtful
+
+
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_learning_rate_of_0_needs_an_explicit_setting(algorithm: str) -> None:
     learner = {"learning_rate": 0.0, "algorithm": {"name": algorithm}}
