@@ -21,7 +21,6 @@ from pipelines.inspect import metrics_file
 from pipelines.inspect.metrics_file import POSITION, MetricsFile, by_topic, read_metrics
 from pipelines.inspect.run_state.events import CheckStarted, LagMeasured, PhaseStarted, RolesChanged, RoleState, Tick
 from pipelines.inspect.run_state.state import RunState, fold, fold_all, new_run
-from pipelines.present.report.series import tokens_generated
 from pipelines.present.view.console import console
 from pipelines.present.view.live import LiveView
 from pipelines.present.view.panels import plot, screen
@@ -289,7 +288,7 @@ class Source:
             ],
             [],
         ]
-        self.lags, self.expected = 0, False
+        self.lags = 0
 
     def poll(self) -> list[Any]:
         return self.polls.pop(0)
@@ -297,11 +296,8 @@ class Source:
     def positions(self) -> dict[str, float]:
         return {"metrics": 5.0, "relay": 1.0}
 
-    def expect_all(self) -> None:
-        self.expected = True
-
     def caught_up(self) -> bool:
-        return not (self.expected and self.polls)
+        return True
 
     def lag(self) -> dict[str, int]:
         self.lags += 1
@@ -310,17 +306,6 @@ class Source:
     @property
     def inbox_lag(self) -> dict[int, int]:
         return {0: self.lags}
-
-
-def test_watch_reads_the_last_heartbeats_at_the_end(tmp_path: Path) -> None:
-    """They arrive when their processes have ended, and tell how many tokens were generated."""
-    source = Source()
-    source.polls.append([replace(heartbeat(0, START + 200, 900), state="stopped")])
-    with MetricsFile(tmp_path / "metrics.jsonl") as file:
-        watch = Watch(new_run("sums", 80, START), source=source, file=file, now=lambda: START)
-        watch.tick()
-        watch.read_to_end(60.0)
-    assert tokens_generated(read_metrics(tmp_path / "metrics.jsonl")) == 906
 
 
 def test_watch_folds_writes_and_shows_records(tmp_path: Path) -> None:
