@@ -4,8 +4,8 @@ Four layers, each independent of the others (the zygote adds namespaces before t
 
 - rlimits: address space, CPU, sizes of files, threads, descriptors, no core files;
 - no capabilities, and no way to regain them, also where this runs as root;
-- Landlock: the program reads where Python's own files are and writes in its working folder alone, in which it creates
-  no folder; with ABI 6 signals and abstract sockets cannot leave its domain;
+- Landlock: the program reads where Python's files and the system's libraries are and writes in its working folder
+  alone, in which it creates no folder; with ABI 6 signals and abstract sockets cannot leave its domain;
 - seccomp: only the calls of allowed_calls.py, which start threads but no process, no executable and no connection.
 
 Imports nothing but the standard library.

@@ -37,7 +37,10 @@ from typing import Any, NoReturn
 from infra.sandbox import confine, landlock, linux, remote
 from infra.sandbox.namespaces import WORK, Jail, work_is_full
 
-_READABLE = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/dev/zero", "/dev/urandom")
+_LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/local/lib64", "/lib", "/lib64", "/etc/ld.so.cache")
+_READABLE = (*_LIBRARIES, "/usr/share", "/etc/localtime", "/dev/zero", "/dev/urandom")
+_SYSTEM = ("/usr", "/usr/local")
+"""Prefixes of a system's Python, whose files are among the libraries. Users have their own in src, app and others."""
 _MAX_DESCRIPTORS = 8
 _MAX_MESSAGE_BYTES = 4096
 _FIRST_FREE_DESCRIPTOR = 64
@@ -65,7 +68,7 @@ def main(control_descriptor: int, namespaces: bool, newest_abi: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
     if soft != hard:  # a verifier sets it for one call; this process serves many
         resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
-    readable = [*_READABLE, *sorted({sys.base_prefix, sys.prefix})]
+    readable = [*_READABLE, *sorted({sys.base_prefix, sys.prefix}.difference(_SYSTEM))]
     sys.path[:] = [each for each in sys.path if any(each.startswith(prefix) for prefix in readable)]
     abi = min(landlock.newest_abi(), newest_abi)
     refusal = landlock.unsupported_reason(abi)

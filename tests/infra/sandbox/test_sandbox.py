@@ -54,6 +54,8 @@ def run_python(isolation: Isolation) -> Callable[..., ProgramResult]:
         ("import os; os.memfd_create('x')", DENIED),
         ("import os; print(open(f'/proc/{os.getppid()}/environ').read())", GONE),
         ("print(open('/etc/passwd').read())", GONE),
+        ("import os; print(os.listdir('/usr'), os.listdir('/usr/src'))", GONE),
+        ("import os; print(os.listdir('/usr/local/src'))", GONE),
         ("open('/tmp/laminar-escaped', 'w')", GONE),
         ("import os; os.mkdir('deeper')", DENIED),
         ("import os; os.symlink('/etc', 'there')", DENIED),
