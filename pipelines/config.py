@@ -199,9 +199,9 @@ class Config:
     def _check_staleness_bound(self) -> None:
         """Raise ValueError for settings that break the staleness bound of `over_age = "wait"`."""
         rules, most = self.placement.rules, self.experience.max_staleness + 1
-        if rules.refresh == "interrupt":
+        if rules.refreshes_at_once:  # within trajectories, or trajectories begin under the versions before
             raise ValueError(
-                "experience.over_age = 'wait' does not work with placement.refresh = 'interrupt' "
+                f"experience.over_age = 'wait' does not work with placement.refresh = {rules.refresh!r} "
                 f"(placement.schedule is {self.placement.schedule!r})"
             )
         if rules.admitted_batches is not None and rules.admitted_batches > most:

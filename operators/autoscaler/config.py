@@ -109,7 +109,7 @@ class AutoscalingConfig(CheckedSettings):
         if ":" not in self.policy and self.policy not in policies:
             hint = suggest_name(self.policy, policies)
             raise ValueError(f"policy {self.policy!r} is neither built in nor module:Class{hint}")
-        least = int(self.policy in BANDS)  # nothing can be measured without a rollout
+        least = int(self.policy in (*BANDS, "split"))  # nothing can be measured without a rollout
         if self.minimum < least:
             raise ValueError(f"minimum must be at least {least} for policy {self.policy!r}, not {self.minimum}")
         if self.maximum is not None and self.maximum < self.minimum:

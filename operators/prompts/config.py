@@ -191,8 +191,7 @@ class TaskConfig(CheckedSettings):
         for name in ("seed", "size"):
             if name in self.task_args:
                 raise ValueError(f"task_args must not contain {name!r}: set {name} beside it")
-        if self.epochs is not None and self.size is None:
-            raise ValueError("epochs needs size for source 'reasoning_gym': without it there are no epochs")
+        self._check_epochs()
 
     def _check_levels(self) -> None:
         if self.where and self.endless:
@@ -212,6 +211,12 @@ class TaskConfig(CheckedSettings):
         for name in ("path", "heldout", "heldout_path", "chat_template", "environment", "stop"):
             if getattr(self, name):
                 raise ValueError(f"{name} does not apply to source 'synthetic': its prompts have no text")
+        self._check_epochs()
+
+    def _check_epochs(self) -> None:
+        """Raise ValueError for epochs of a source that generates questions without end."""
+        if self.epochs is not None and self.size is None:
+            raise ValueError(f"epochs needs size for source {self.source!r}: without it there are no epochs")
 
     def _check_sampling(self) -> None:
         if not 0 < self.temperature < math.inf:

@@ -171,6 +171,7 @@ def test_wait_takes_groups_in_prompt_order() -> None:
             {"experience": {"over_age": "wait"}, "placement": {"refresh": "interrupt"}},
             "placement.refresh = 'interrupt'",
         ),
+        ({"experience": {"over_age": "wait"}, "placement": {"refresh": "slot"}}, "placement.refresh = 'slot'"),
         ({"experience": {"over_age": "wait"}, "placement": {"admitted_batches": 4}}, "of at most 3 .*, not 4"),
     ],
 )

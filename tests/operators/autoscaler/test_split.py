@@ -51,6 +51,7 @@ def test_split_is_configured_with_the_shares_of_the_most_ranks() -> None:
     ("scaling", "trainer", "rollout", "says"),
     [
         ({"actuator": "kubernetes"}, {}, {}, "devices needs actuator = 'local', not 'kubernetes'"),
+        ({"policy": "split", "minimum": 0}, {}, {}, "minimum must be at least 1 for policy 'split', not 0"),
         ({"minimum": 4}, {}, {}, "minimum must be below devices = 4, not 4"),
         ({"maximum": 5}, {}, {}, "maximum must be below devices = 4, not 5"),
         ({"policy": "split", "devices": 0}, {}, {}, "policy = 'split' needs autoscaling.devices"),

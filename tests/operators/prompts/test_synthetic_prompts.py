@@ -34,7 +34,8 @@ def test_synthetic_prompts_end_at_size() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"path": "x"}, {"heldout": 4}, {"chat_template": True}, {"stop": ("a",)}, {"prompt_tokens": 0}]
+    "wrong",
+    [{"path": "x"}, {"heldout": 4}, {"chat_template": True}, {"stop": ("a",)}, {"prompt_tokens": 0}, {"epochs": 2}],
 )
 def test_synthetic_config_rejects_options_that_need_text(wrong: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
