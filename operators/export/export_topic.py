@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 
 import pyarrow as pa
@@ -18,9 +18,18 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import partition_ranges
 from infra.kafka.topic_reader import StoredRecord, read_partition, read_rows
 from infra.runners.step_metrics import phase
+from infra.storage import StorageFolder
 from operators.export.columns import RecordRows, as_table
-from operators.export.config import ExportConfig
-from operators.export.folder import ExportError, ExportFolder, next_offsets, read_contents, read_parts
+from operators.export.config import Contents, ExportConfig
+from operators.export.folder import (
+    ExportError,
+    ExportFolder,
+    next_offsets,
+    read_contents,
+    read_parts,
+    recorded_contents,
+)
+from operators.export.views import TEXT_VIEWS
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored, ShardFold
 from schemas.block import Block
 from schemas.block_codec import decode_as_blocks
@@ -154,6 +163,22 @@ def has_messages(client: ClientProperties, name: str) -> bool:
     if first is None:
         raise ExportError(f"{name} has no experiences yet, so the form of its prompts is not known: export it later")
     return bool(first.trajectory.prompt.messages)
+
+
+def with_recorded_form(
+    contents: Contents, client: ClientProperties, folder: StorageFolder, *, keep_split: bool
+) -> Contents:
+    """`contents` with the form of its prompts, and unless `keep_split` the split, of the export in `folder`.
+
+    If that is no export of the same topic and view, the topic's first prompt decides the form. Raises ExportError.
+    """
+    recorded = recorded_contents(folder, contents.topic, contents.view)
+    if recorded is not None:
+        split = contents.split if keep_split else recorded.split
+        return replace(contents, split=split, messages=recorded.messages)
+    if contents.view not in TEXT_VIEWS:
+        return contents
+    return replace(contents, messages=has_messages(client, contents.source.name(contents.run)))
 
 
 @dataclass(frozen=True)

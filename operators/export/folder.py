@@ -33,6 +33,7 @@ from infra.files import sha256_of, sync_path
 from infra.storage import StorageFolder, list_folder, local_file, rename, write_durable
 from operators.export.config import Contents
 from operators.export.formats import read_table, write_table
+from operators.export.views import ViewName
 
 DATA, STATE = "data", "_laminar"
 TEMPORARY = ".tmp-"
@@ -81,6 +82,14 @@ def read_contents(root: StorageFolder) -> Contents:
         raise ExportError(f"{root} is not an export ({STATE}/export.json is missing)") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ExportError(f"{root / STATE / 'export.json'} is damaged: {error}") from error
+
+
+def recorded_contents(root: StorageFolder, topic: str, view: ViewName) -> Contents | None:
+    """The contents of the export in `root` if it is one of this topic and view, else None. Raises ExportError."""
+    if not (root / STATE / "export.json").exists():
+        return None
+    found = read_contents(root)
+    return found if (found.topic, found.view) == (topic, view) else None
 
 
 def read_parts(root: StorageFolder) -> list[ExportPart]:
@@ -224,7 +233,7 @@ class ExportFolder(ClosedAtExit):
 
 
 def _check_same(root: StorageFolder, held: Contents, wanted: Contents) -> None:
-    for name in ("run", "topic", "format", "view", "where", "messages"):
+    for name in ("run", "topic", "format", "view", "split", "where", "messages"):
         existing, requested = getattr(held, name), getattr(wanted, name)
         if existing != requested:
             raise ExportError(f"{root} is an export with {name} {existing!r}, not {requested!r}: use another folder")

@@ -1,17 +1,19 @@
 """Verifies an export: every offset is in exactly one part, and every file matches its manifest and its offsets.
 
-With access to the topic, each part is also made again from the log and must have the same rows.
+With access to the topic, each part is also made again from the log and must have the same rows, unless the log begins
+later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
 from infra.files import sha256_of
 from infra.kafka.properties import ClientProperties
+from infra.kafka.ranges import PartitionRange, partition_ranges
 from infra.kafka.topic_reader import read_partition
 from infra.storage import StorageFolder, list_folder, local_file
 from operators.export.columns import RecordRows, as_table
@@ -20,8 +22,6 @@ from operators.export.folder import DATA, TEMPORARY, ExportPart, next_offsets, r
 from operators.export.formats import read_table
 from schemas.block_codec import decode_as_blocks
 
-LogRows = Callable[[Contents, ExportPart], tuple[pa.Table, list[int]]]
-"""From the log: the full rows of a part's offsets, and the offsets of undecodable records."""
 _KEYS = ("kafka_offset", "kafka_row", "conversation", "turn")
 """The columns that identify a row; the last two only in views with several rows for a trajectory."""
 
@@ -40,6 +40,9 @@ class Verification:
     conditions: list[str] = field(default_factory=list)
     """What all rows satisfy: the conditions of the split, of the view and of the request."""
     compared: bool = False
+    """Whether parts were compared with the log."""
+    not_compared: dict[int, int] = field(default_factory=dict)
+    """By partition: the offset after the last one that was not, since the log begins after the start of its part."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -61,14 +64,20 @@ def check_manifests(root: StorageFolder) -> Verification:
     )
 
 
-def verify(root: StorageFolder, log_rows: LogRows | None = None) -> Verification:
-    """Check the manifests and every file of the export in `root`. Raises ExportError if there is no export."""
+def verify(root: StorageFolder, log: ExportedLog | None = None) -> Verification:
+    """Check the manifests and every file of the export in `root`, and its rows against those in `log`.
+
+    Raises ExportError if there is no export.
+    """
     result, contents = check_manifests(root), read_contents(root)
-    result.compared = log_rows is not None
     parts = _published(root, read_parts(root))
     for part in parts:
         where = part.file or f"partition {part.partition}, offsets {part.first} to {part.last}"
-        result.problems += [f"{where}: {problem}" for problem in _part_problems(root, contents, part, log_rows)]
+        result.problems += [f"{where}: {problem}" for problem in _part_problems(root, contents, part, log)]
+    if log is not None:
+        gone = [part for part in parts if log.offsets(contents, part.partition).beginning > part.first]
+        result.not_compared = {part.partition: part.last + 1 for part in gone}
+        result.compared = not parts or len(gone) < len(parts)
     known = {part.file for part in parts}
     for file in list_folder(root / DATA):
         if not file.name.startswith(TEMPORARY) and file.name not in known:
@@ -97,9 +106,7 @@ def _range_problems(contents: Contents, parts: list[ExportPart]) -> Iterator[str
             yield f"{part.file}: the export has no partition {part.partition}"
 
 
-def _part_problems(
-    root: StorageFolder, contents: Contents, part: ExportPart, log_rows: LogRows | None
-) -> Iterator[str]:
+def _part_problems(root: StorageFolder, contents: Contents, part: ExportPart, log: ExportedLog | None) -> Iterator[str]:
     rows = contents.schema.empty_table()
     if part.file:
         file = root / DATA / part.file
@@ -120,30 +127,52 @@ def _part_problems(
         yield "it has rows of offsets outside its range"
     if rows["kafka_partition"].to_pylist() != [part.partition] * len(rows):
         yield "it has rows of another partition"
-    if log_rows is not None:
-        full, undecodable = log_rows(contents, part)
-        made_again = replace(contents, tokenizer="")  # keys need no texts
-        expected = _keys(made_again.view_rows(contents.selected_rows(full)))
-        if contents.view == "preference" and part.replaces:  # pairs were made within each of the replaced files
-            expected = keys
-        if expected != keys:
-            missing, extra = set(expected) - set(keys), set(keys) - set(expected)
-            yield f"{len(missing)} rows of the log are missing from it, and {len(extra)} of its rows are not in the log"
-        if undecodable != [offset for offset, _ in part.undecodable]:
-            yield f"the log has {len(undecodable)} undecodable records in its range, not {len(part.undecodable)}"
+    if log is not None:
+        yield from _log_problems(contents, part, keys, log)
+
+
+def _log_problems(contents: Contents, part: ExportPart, keys: list[tuple[int, ...]], log: ExportedLog) -> Iterator[str]:
+    """How the rows of a part, which have `keys`, differ from those of the log, unless it begins within the part."""
+    held = log.offsets(contents, part.partition)
+    if held.end <= part.last:
+        yield f"the log ends at offset {held.end}: the topic was deleted and created again, or this is another Kafka"
+    if held.end <= part.last or held.beginning > part.first:
+        return
+    full, undecodable = log.rows(contents, part)
+    made_again = replace(contents, tokenizer="")  # keys need no texts
+    expected = _keys(made_again.view_rows(contents.selected_rows(full)))
+    if contents.view in ("preference", "verl") and part.replaces:  # they were made within each of the replaced files
+        expected = keys
+    if expected != keys:
+        missing, extra = set(expected) - set(keys), set(keys) - set(expected)
+        yield f"{len(missing)} rows of the log are missing from it, and {len(extra)} of its rows are not in the log"
+    if undecodable != [offset for offset, _ in part.undecodable]:
+        yield f"the log has {len(undecodable)} undecodable records in its range, not {len(part.undecodable)}"
 
 
 def _keys(rows: pa.Table) -> list[tuple[int, ...]]:
     return list(zip(*(rows[name].to_pylist() for name in _KEYS if name in rows.schema.names), strict=True))
 
 
-def log_rows_reader(client: ClientProperties) -> LogRows:
-    """The function with which `verify` reads the log at `client`."""
+class ExportedLog:
+    """The log at `client`, with which `verify` compares exports. Its methods raise UnknownTopic."""
 
-    def read(contents: Contents, part: ExportPart) -> tuple[pa.Table, list[int]]:
+    def __init__(self, client: ClientProperties) -> None:
+        self._client = client
+        self._ranges: dict[str, Mapping[int, PartitionRange]] = {}
+
+    def offsets(self, contents: Contents, partition: int) -> PartitionRange:
+        """The offsets that the log had when they were first read; none of a partition that does not exist."""
+        name = contents.source.name(contents.run)
+        if name not in self._ranges:
+            self._ranges[name] = partition_ranges(self._client, name)
+        return self._ranges[name].get(partition, PartitionRange(0, 0))
+
+    def rows(self, contents: Contents, part: ExportPart) -> tuple[pa.Table, list[int]]:
+        """The full rows of a part's offsets, all of which the log has, and the offsets of undecodable records."""
         topic = contents.source
         name = topic.name(contents.run)
-        records = read_partition(client, name, part.partition, part.first, part.last + 1, decode_as_blocks)
+        records = read_partition(self._client, name, part.partition, part.first, part.last + 1, decode_as_blocks)
         placed, undecodable = [], []
         for record in records:
             if record.error is not None or record.rows[0].kind not in topic.record_classes:
@@ -151,5 +180,3 @@ def log_rows_reader(client: ClientProperties) -> LogRows:
             else:
                 placed.append(RecordRows.of_one(record.rows[0], record.offset, record.timestamp))
         return as_table(topic, part.partition, placed), undecodable
-
-    return read

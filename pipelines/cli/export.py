@@ -177,7 +177,7 @@ def topic(
     """
     from operators.export.card import write_card
     from operators.export.config import ExportConfig
-    from operators.export.export_topic import export_stored
+    from operators.export.export_topic import export_stored, with_recorded_form
     from operators.export.folder import ExportFolder
     from operators.export.verify import check_manifests
     from operators.export.views import default_split
@@ -185,25 +185,11 @@ def topic(
     address = address.pinned()
     beam = follow or runner != "embedded" or bool(context.args)
     connection = address.connect() if beam else address.open_log()
-    config = ExportConfig(
-        folder,
-        _contents(
-            connection,
-            topic,
-            since_offset,
-            since_time,
-            {
-                "format": format,
-                "view": view,
-                "split": split or default_split(view),
-                "tokenizer": _tokenizer(address, model),
-            },
-            _combined(where, since_version),
-        ),
-        follow=follow,
-        file_bytes=file_mb << 20,
-        every_s=every,
-    )
+    tokenizer = _tokenizer(address, model)
+    options = {"format": format, "view": view, "split": split or default_split(view), "tokenizer": tokenizer}
+    contents = _contents(connection, topic, since_offset, since_time, options, _combined(where, since_version))
+    contents = with_recorded_form(contents, connection.client, folder, keep_split=split is not None)
+    config = ExportConfig(folder, contents, follow=follow, file_bytes=file_mb << 20, every_s=every)
     with ExportFolder(folder, config.contents) as opened:  # rejects invalid contents before Beam starts
         contents = replace(opened.contents, tokenizer=config.contents.tokenizer)
         config = replace(config, contents=contents)
@@ -234,13 +220,13 @@ def verify_(
       laminar export verify data/answers --log --run elsewhere/sums
     """
     from operators.export.folder import read_contents
-    from operators.export.verify import log_rows_reader, verify
+    from operators.export.verify import ExportedLog, verify
 
     if not log:
         return _report(verify(folder), json)
     run = address.run or read_contents(folder).run
     client = address.client() if address.given else replace(address, run=run).open_log().client
-    return _report(verify(folder, log_rows_reader(client)), json)
+    return _report(verify(folder, ExportedLog(client)), json)
 
 
 @app.command("compact")
@@ -347,8 +333,6 @@ def _contents(
     from infra.kafka.offset_span import parse_span
     from infra.kafka.ranges import resolve_span
     from operators.export.config import Contents
-    from operators.export.export_topic import has_messages
-    from operators.export.views import TEXT_VIEWS
     from pipelines.cli.topic_names import full_name
     from schemas.topics import run_of, run_prefix
 
@@ -363,8 +347,6 @@ def _contents(
         raise typer.BadParameter(str(error)) from error
     if span.last is not None:
         raise typer.BadParameter(f"{offset!r} has an end; give only a start offset", param_hint="--since-offset")
-    if contents.view in TEXT_VIEWS:
-        options = {**options, "messages": has_messages(connection.client, name)}
     starts = {number: offsets.beginning for number, offsets in resolve_span(connection.client, name, span).items()}
     return Contents(run, contents.topic, where=where, starts=starts, **options)
 
@@ -378,6 +360,7 @@ def _report(found: Verification, json: bool, verified: bool = True) -> Report:
         "undecodable": found.undecodable,
         "offsets": {str(partition): list(ends) for partition, ends in found.offsets.items()},
         "compared_with_log": found.compared,
+        "not_compared": {str(partition): end for partition, end in found.not_compared.items()},
         "problems": found.problems,
     }
     return Report(data, lambda: _text(found, verified), as_json=json, exit_code=1 if found.problems else 0)
@@ -396,5 +379,8 @@ def _text(found: Verification, verified: bool) -> str:
         return "\n".join([*lines, *(f"  WRONG: {problem}" for problem in found.problems)])
     if not verified:
         return "\n".join(lines)
-    compared = ", and the rows equal those in the log" if found.compared else ""
+    for partition, end in found.not_compared.items():
+        lines.append(f"  not compared          partition {partition} before {end}, since the log begins later")
+    others = "the other" if found.not_compared else "the"
+    compared = f", and {others} rows equal those in the log" if found.compared else ""
     return "\n".join([*lines, f"  No offset is missing or duplicated{compared}."])
