@@ -25,14 +25,14 @@ from pipelines.present.token_colours import Tokens, coloured, tokens_of
 from pipelines.present.turns import environment_lines, turn_lines
 from schemas.identity import parse_trajectory_id
 from schemas.plain import to_plain
-from schemas.records import AGENT, Trajectory
+from schemas.records import AGENT
 
 app = Commands()
 
 
 @app.command()
 def trajectory(
-    name: Annotated[str, typer.Argument(metavar="ID", help="The trajectory id: p12.3, or e7.0 for evaluation.")],
+    name: Annotated[str, typer.Argument(metavar="ID", help="Its id: p12.3; e7.0 for evaluation, i0.0 imported.")],
     address: Address,
     colour: ColourOption = "logprob",
     model: ModelOption = None,
@@ -65,8 +65,7 @@ def trajectory(
 
 
 def _tokens(history: TrajectoryHistory, model: Path | None) -> Tokens | None:
-    finished = history.first(Trajectory)
-    return tokens_of(finished.record, model) if finished else None
+    return None if history.trajectory is None else tokens_of(history.trajectory, model)
 
 
 def model_of(folder: Path | None) -> Path | None:
@@ -105,9 +104,9 @@ def _texts(
     yield f"{name}: {describe_outcome(history)}"
     if turns := turns_of(event.record for event in history.events):
         yield Text("\n").join(map(Text, turn_lines(turns)))
-    tokens, finished = read_tokens(history), history.first(Trajectory)
-    if finished is not None and finished.record.episode is not None and finished.record.prompt.environment != AGENT:
-        lines = environment_lines(finished.record, tokens.texts if tokens else None)
+    tokens, finished = read_tokens(history), history.trajectory
+    if finished is not None and finished.episode is not None and finished.prompt.environment != AGENT:
+        lines = environment_lines(finished, tokens.texts if tokens else None)
         yield Text("\n").join(map(Text, lines))
     yield from coloured(tokens, colour if sys.stdout.isatty() else "none") if tokens else ()
 

@@ -34,19 +34,20 @@ MAX_CHARACTERS = 100
 
 def describe_outcome(history: TrajectoryHistory) -> str:
     """The outcome of the trajectory, in one line."""
-    finished, scored = history.first(Trajectory), history.first(Experience)
+    trajectory, scored = history.trajectory, history.first(Experience)
     settled, version = history.first(Settled), history.first(WeightVersion)
-    if finished is None:
+    if trajectory is None:
         return "not finished"
-    trajectory = finished.record
     tokens = counted(len(trajectory.response.token_ids), "token")
     parts = [f"{trajectory.prompt.task}, {trajectory.finish_reason} after {tokens}"]
-    if trajectory.policy_version is not None:
+    if trajectory.prompt.purpose == "imported":
+        parts.append(f"imported from {trajectory.prompt.round}")
+    elif trajectory.policy_version is not None:
         parts.append(f"generated under version {trajectory.policy_version}")
     parts.append(f"reward {scored.record.reward:g}" if scored else "not scored yet")
     if settled is None:
         parts.append("not settled yet")
-    elif settled.record.outcome != "batched":
+    elif settled.record.batch is None:
         parts.append(f"{settled.record.outcome}: {settled.record.reason}")
     else:
         into = f"trained into version {version.record.version}" if version else "not trained yet"

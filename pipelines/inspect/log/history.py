@@ -19,7 +19,7 @@ from pipelines.inspect.log.matching import MatchingRecord, matching, may_match
 from schemas.block_codec import decode_as_block
 from schemas.codec import Headers, UndecodableRecord
 from schemas.identity import TrajectoryKey
-from schemas.records import Prompt
+from schemas.records import Experience, Prompt, Trajectory
 from schemas.topics import (
     BATCHES,
     EVAL_PROMPTS,
@@ -47,6 +47,15 @@ class TrajectoryHistory:
     def first(self, kind: type) -> MatchingRecord | None:
         """The first record of class `kind`, or None."""
         return next((event for event in self.events if isinstance(event.record, kind)), None)
+
+    @property
+    def trajectory(self) -> Trajectory | None:
+        """The finished trajectory, of an imported one that of its experience; None before it has finished."""
+        finished = self.first(Trajectory)
+        if finished is not None:
+            return finished.record
+        scored = self.first(Experience)
+        return None if scored is None else scored.record.trajectory
 
 
 class _TrajectorySearch:
@@ -103,19 +112,21 @@ class _TrajectorySearch:
 def history_of(client: ClientProperties, run: str, key: TrajectoryKey) -> Iterator[list[MatchingRecord]]:
     """The history of trajectory `key` of `run`, part by part, in causal order."""
     search = _TrajectorySearch(client, run, key)
-    prompt = search.prompt()
-    prompt_time = prompt.timestamp if prompt else None
-    if prompt:
-        yield [prompt]
-    finished = next(search.records_of(TRAJECTORIES, _between(prompt_time), own_partition=True), None)
-    finish_time = finished.timestamp if finished else None
-    span = _between(prompt_time, finish_time)
-    between = [event for topic in (INBOX, PROGRESS, PLANS) for event in search.records_of(topic, span)]
-    yield sorted(between, key=lambda event: (event.timestamp, event.topic, event.offset))
-    if finished is None:
-        return
-    yield [finished]
-    scored = next(search.records_of(EXPERIENCES, _between(finished.timestamp), own_partition=True), None)
+    finish_time = None
+    if key.purpose != "imported":  # an imported one begins as an experience
+        prompt = search.prompt()
+        prompt_time = prompt.timestamp if prompt else None
+        if prompt:
+            yield [prompt]
+        finished = next(search.records_of(TRAJECTORIES, _between(prompt_time), own_partition=True), None)
+        finish_time = finished.timestamp if finished else None
+        span = _between(prompt_time, finish_time)
+        between = [event for topic in (INBOX, PROGRESS, PLANS) for event in search.records_of(topic, span)]
+        yield sorted(between, key=lambda event: (event.timestamp, event.topic, event.offset))
+        if finished is None:
+            return
+        yield [finished]
+    scored = next(search.records_of(EXPERIENCES, _between(finish_time), own_partition=True), None)
     if scored is None:
         return
     yield [scored]

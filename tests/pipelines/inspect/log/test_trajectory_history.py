@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from record_samples import SAMPLES
+from record_samples import PROMPT, SAMPLES, TRAJECTORY
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 
@@ -20,12 +20,22 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.topic_reader import first_offset
 from infra.models.demo import build_demo_tokenizer
 from infra.models.token_texts import token_texts
-from pipelines.inspect.log.describe import describe_record
-from pipelines.inspect.log.history import _prompt_number, _TrajectorySearch
+from pipelines.inspect.log.describe import describe_outcome, describe_record
+from pipelines.inspect.log.history import TrajectoryHistory, _prompt_number, _TrajectorySearch, history_of
 from pipelines.inspect.log.matching import MatchingRecord
 from pipelines.present.token_colours import SCALE, Tokens, coloured, level
-from schemas.records import DeadLetter, Experience, Pause, RewardComponent, Trajectory, WeightVersion
-from schemas.topics import PROMPTS, SETTLED, Topic, run_prefix
+from schemas.identity import parse_trajectory_id
+from schemas.records import (
+    DeadLetter,
+    Experience,
+    MicroBatch,
+    Pause,
+    RewardComponent,
+    Settled,
+    Trajectory,
+    WeightVersion,
+)
+from schemas.topics import BATCHES, EXPERIENCES, PROMPTS, SETTLED, Topic, run_prefix
 
 RUN = "example-run"
 Laminar = Callable[..., tuple[int, str, str]]
@@ -125,6 +135,31 @@ def test_trajectory_in_flight_is_not_finished(laminar: Laminar) -> None:
     history = json.loads(laminar("trajectory", "p9.0", "--json")[1])
     assert [event["topic"] for event in history["events"]] == ["prompts", "plans", "progress"]
     assert (history["outcome"], history["tokens"]) == ("not finished", None)
+
+
+def test_imported_trajectory_begins_as_an_experience(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = replace(PROMPT, number=0, purpose="imported", round="first/experiences 0:17.3")
+    scored = replace(SAMPLES[Experience], trajectory=replace(TRAJECTORY, prompt=asked, member=0), reward=1.0)
+    log: dict[Topic, Any] = {
+        EXPERIENCES: scored,
+        SETTLED: Settled("i0.0", 0, "imported", "", 7, 2, 4, 0),
+        BATCHES: SAMPLES[MicroBatch],
+    }
+
+    def found(topic: Topic) -> Iterator[MatchingRecord]:
+        return iter([MatchingRecord(topic.short_name, 0, 0, 0, log[topic])])  # no other topic is searched
+
+    version = MatchingRecord("relay", 0, 0, 0, SAMPLES[WeightVersion])
+    monkeypatch.setattr(_TrajectorySearch, "records_of", lambda self, topic, *args, **options: found(topic))
+    monkeypatch.setattr(_TrajectorySearch, "versions_trained_on", lambda self, batch: iter([version]))
+    parts = history_of(ClientProperties.at("nowhere.invalid:9092"), RUN, parse_trajectory_id("i0.0"))
+    history = TrajectoryHistory([event for part in parts for event in part])
+    assert [event.topic for event in history.events] == ["experiences", "settled", "batches", "relay"]
+    assert history.trajectory == scored.trajectory
+    assert describe_outcome(history).endswith(
+        "imported from first/experiences 0:17.3, reward 1, in batch 7, decided when its version was 2 versions behind "
+        "the newest, trained into version 2.17"
+    )
 
 
 def test_trajectory_rejects_unknown_and_invalid_ids(laminar: Laminar) -> None:
