@@ -44,6 +44,29 @@ def is_full(path: Path) -> bool:
         return False
 
 
+class NoHomeDirectory(RuntimeError):
+    """This user has no home directory. The message names the variables to set."""
+
+
+def user_cache() -> Path:
+    """The folder of what is fetched or built once per user. Raises NoHomeDirectory."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "laminar"
+    except RuntimeError as error:
+        raise NoHomeDirectory("this user has no home directory: set HOME or XDG_CACHE_HOME") from error
+
+
+def access_error(path: Path) -> str:
+    """Why this user cannot know whether `path` exists, such as "Permission denied"; empty if they can."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
 PRIVATE_UMASK = 0o077
 UMASK_VARIABLE = "LAMINAR_UMASK"
 """The environment variable with an octal umask such as "022"; without it files are private to their owner."""

@@ -15,7 +15,7 @@ import tomli_w
 from annotated_types import Ge, Le
 
 from infra.deploy.config import DeployConfig
-from infra.files import write_atomically
+from infra.files import access_error, write_atomically
 from infra.kafka.properties import ClientProperties
 from infra.models.sizes import context_length, vocabulary_size
 from infra.name_lookup import suggest_name
@@ -254,8 +254,8 @@ class Config:
         folder = Path(self.model.path)
         if not self.model.path:
             raise ConfigError("model.path is not set: name a Hugging Face folder, or give a [warm_start] section")
-        if not folder.is_dir():
-            raise ConfigError(f"model.path: there is no folder {folder}")
+        if (denied := access_error(folder)) or not folder.is_dir():
+            raise ConfigError(f"model.path: there is no folder {folder}{denied and f' ({denied})'}")
         return folder
 
 

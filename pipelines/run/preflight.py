@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from infra.files import access_error
 from infra.listening import is_unspecified, port_problem
 from infra.machine import GATEWAY_URL
 from infra.models.demo_config import PHRASES
@@ -56,7 +57,7 @@ def missing_requirements(config: Config, *, warm_start: bool = True, new: bool =
         )
     yield from _missing_template(config)
     yield from unknown_environments(config)
-    missing = {key: path for key, path in files_read(config) if not path.exists()}
+    missing = {key: path for key, path in files_read(config) if not os.path.exists(path)}
     yield from (missing_file(key, path) for key, path in missing.items())
     yield from _secrets(config, missing)
     for tracker in config.run.trackers:
@@ -87,9 +88,12 @@ def missing_requirements(config: Config, *, warm_start: bool = True, new: bool =
 
 
 def missing_file(key: str, path: Path) -> str:
-    """That the file `path` of `key` does not exist, and which one of the same name the working directory has."""
+    """That the file `path` of `key` does not exist, and which one of the same name the working directory has; or why
+    this user cannot know."""
+    if denied := access_error(path):
+        return f"{key}: {path} cannot be read ({denied})"
     ends = (Path(*path.parts[at:]) for at in range(1, len(path.parts)))
-    here = next((end for end in ends if end.exists()), None) if path.is_absolute() else None
+    here = next((end for end in ends if os.path.exists(end)), None) if path.is_absolute() else None
     hint = "" if here is None else f"; {here} is in the working directory, but paths in a configuration file are "
     return f"{key}: {path} does not exist{hint}{'relative to that file' if hint else ''}"
 
@@ -130,6 +134,9 @@ def model_problems(config: Config) -> Iterator[str]:
     except ConfigError as error:
         yield str(error)
         return
+    if denied := access_error(folder / "config.json"):
+        yield f"model.path: {folder} cannot be read ({denied})"
+        return
     for what, names in MODEL_PARTS.items():
         if not any((folder / name).is_file() for name in names):
             yield f"model.path: {folder} has no {what} (none of {', '.join(names)})"
@@ -145,7 +152,7 @@ def _missing_template(config: Config) -> Iterator[str]:
     folder = Path(config.model.path)
     if not config.model.path and config.warm_start is not None:
         yield "gateway.template is 'chat', but the model of [warm_start] has no chat template: use 'plain' or 'auto'"
-    elif config.model.path and folder.is_dir() and not _has_chat_template(folder):
+    elif config.model.path and os.path.isdir(folder) and not _has_chat_template(folder):
         yield f"gateway.template is 'chat', but {folder} has no chat template: add chat_template.jinja, or use 'plain'"
 
 
@@ -222,7 +229,7 @@ def store_problems(config: Config) -> Iterator[str]:
     if parameters := _parameters(config):
         weight_bytes = 4 if config.rollout.weights_dtype == "float32" else 2
         store, needed = store_folder(config), MIN_VERSIONS * parameters * weight_bytes
-        held = sum(file.stat().st_size for file in store.glob("*") if file.is_file()) if store.is_dir() else 0
+        held = sum(file.stat().st_size for file in store.glob("*") if file.is_file()) if os.path.isdir(store) else 0
         advice = f"free some space (`{laminar_command()} doctor --clean`), or set relay.store to a larger place"
         what = f"{MIN_VERSIONS} weight versions of {parameters} parameters"
         yield from _room("relay.store", store, needed, what, advice, held)
@@ -231,7 +238,7 @@ def store_problems(config: Config) -> Iterator[str]:
 def _parameters(config: Config) -> int:
     """The parameters of the model; 0 if it is emulated, does not exist yet, or is not on this machine."""
     folder = Path(config.model.path)
-    return parameter_count(folder) if config.model.path and not config.emulated and folder.is_dir() else 0
+    return parameter_count(folder) if config.model.path and not config.emulated and os.path.isdir(folder) else 0
 
 
 def _trained_parameters(config: Config) -> int:
@@ -243,14 +250,16 @@ def _trained_parameters(config: Config) -> int:
 
 
 def _existing(folder: Path) -> Path:
-    """`folder`, or its nearest parent that exists."""
-    return next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
+    """`folder`, or its nearest parent that exists and that this user can see."""
+    return next(each for each in (folder, *folder.absolute().parents) if os.path.isdir(each))
 
 
 def _unwritable(key: str, folder: Path) -> str | None:
     """Why no file can be written into `folder`, which need not exist yet; None if one can."""
+    if denied := access_error(folder):
+        return f"{key}: {folder} cannot be written ({denied}): set another {key}"
     place = _existing(folder)
-    if (file := next((each for each in (folder, *folder.parents) if each.is_file()), None)) is not None:
+    if (file := next((each for each in (folder, *folder.parents) if os.path.isfile(each)), None)) is not None:
         return f"{key}: {file} is a file: set another {key}"
     try:
         with tempfile.TemporaryFile(dir=place):  # access rights alone do not tell: root has them in /proc, too

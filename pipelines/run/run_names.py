@@ -38,7 +38,7 @@ def with_free_name(config: Config) -> Config:
 def name_problems(config: Config) -> Iterator[str]:
     """That a run of this name exists, unless it ended before its topics."""
     folder = config.run_folder
-    if (folder / SUBMITTED).is_dir() or ((folder / STATE_FILE).exists() and not is_unused(folder)):
+    if os.path.isdir(folder / SUBMITTED) or (os.path.exists(folder / STATE_FILE) and not is_unused(folder)):
         yield (
             f"run {config.run.name!r} exists already in {config.run.folder}: choose another run.name, or resume it: "
             f"`{run_command(config.run_folder, 'runs resume')}`"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,6 +19,7 @@ from pipelines.run.paths import files_read
 from pipelines.run.preflight import (
     absent_gpus,
     gateway_host_problems,
+    missing_file,
     model_problems,
     port_problems,
     store_problems,
@@ -54,7 +56,7 @@ def role_problems(config: Config, role: Role) -> Iterator[str]:
         yield from unlearnable(config)
     sections = (role.pipeline, *_SECTIONS.get(role.pipeline, ()))
     files = ((key, path) for key, path in files_read(config) if key.partition(".")[0] in sections)
-    yield from (f"{key}: {path} does not exist" for key, path in files if not path.exists())
+    yield from (missing_file(key, path) for key, path in files if not os.path.exists(path))
     if role.pipeline == "rollout":
         inboxes, hosted = len(partitions_of(config, INBOX)), config.rollout.hosted(role.index)
         if hosted.stop > inboxes:

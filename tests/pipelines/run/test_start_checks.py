@@ -31,6 +31,7 @@ from pipelines.run.preflight import (
     store_problems,
     unknown_environments,
 )
+from pipelines.run.run_names import name_problems
 from pipelines.run.start_checks import problems_of
 from pipelines.run.submission.role_checks import role_problems
 from pipelines.run.supervisor import store_in_use
@@ -153,6 +154,26 @@ def test_rate_of_a_large_model_for_a_small_one_is_doubtful(
     found = [text for text in doubtful_settings(config) if "learning_rate" in text]
     assert len(found) == doubtful
     assert all("one of 1.0 million hardly changes" in text for text in found)
+
+
+def test_path_that_the_system_refuses_is_a_problem_of_its_key() -> None:
+    refused = f"/{'x' * 300}"  # as below a folder that this user may not read; root may read all
+    config = config_of(
+        run={"name": "checked", "folder": refused},
+        model={"path": refused},
+        prompts={"source": "jsonl", "path": f"{refused}/rows.jsonl"},
+        relay={"store": refused},
+        gateway={"template": "chat"},
+        trainer={"learner": {"learning_rate": 0.0}},
+    )
+    found = [*name_problems(config), *missing_requirements(config)]
+    assert {each.split()[0] for each in found} == {
+        "model.path:",
+        "prompts.path:",
+        "run.folder:",
+        "trainer.learner.learning_rate",
+    }
+    assert f"prompts.path: {refused}/rows.jsonl cannot be read (File name too long)" in found
 
 
 def test_warm_start_beside_a_model_is_doubtful(tmp_path: Path) -> None:
