@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.files import sha256_of
+from infra.files import NoHomeDirectory, sha256_of, user_cache
 from infra.processes import locked
 
 LISTING = "class-path.txt"
@@ -50,16 +50,21 @@ class Jars:
 
     @property
     def folder(self) -> Path:
-        """The folder of the list of jars: that of LAMINAR_JARS if it has them, as an image may, else the user's."""
+        """The folder of the list of jars: that of LAMINAR_JARS if it has them, as an image may, else the user's.
+
+        Raises NoHomeDirectory.
+        """
         given = os.environ.get("LAMINAR_JARS")
         if given and (Path(given) / self.name / LISTING).is_file():
             return Path(given) / self.name
-        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-        return Path(base) / "laminar" / self.name
+        return user_cache() / self.name
 
     def is_resolved(self) -> bool:
         """Whether the list exists, so that nothing must be downloaded."""
-        return (self.folder / LISTING).is_file()
+        try:
+            return (self.folder / LISTING).is_file()
+        except NoHomeDirectory:
+            return False
 
     def class_path(self, progress: PrintProgress = lambda message: None, cache: Path | None = None) -> list[Path]:
         """The jars, verified; they are resolved and downloaded if necessary.
@@ -88,18 +93,24 @@ class Jars:
 
     def resolve(self, progress: PrintProgress = lambda message: None, cache: Path | None = None) -> list[Path]:
         """As `class_path`, without verification."""
-        folder = self.folder if cache is None else cache
-        listing = folder / LISTING
-        if listed_jars := self._read_listing(listing):
-            return listed_jars
-        folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder / "lock"):
-            if listed_jars := self._read_listing(listing):  # another process resolved them meanwhile
+        try:
+            folder = self.folder if cache is None else cache
+            listing = folder / LISTING
+            if listed_jars := self._read_listing(listing):
                 return listed_jars
-            jars = self._resolve(progress)
-            temporary = listing.with_suffix(".tmp")
-            temporary.write_text("\n".join([*self.coordinates, *map(str, jars)]) + "\n", "utf-8")
-            temporary.rename(listing)
+            folder.mkdir(parents=True, exist_ok=True)
+            with locked(folder / "lock"):
+                if listed_jars := self._read_listing(listing):  # another process resolved them meanwhile
+                    return listed_jars
+                jars = self._resolve(progress)
+                temporary = listing.with_suffix(".tmp")
+                temporary.write_text("\n".join([*self.coordinates, *map(str, jars)]) + "\n", "utf-8")
+                temporary.rename(listing)
+        except (OSError, NoHomeDirectory) as error:  # of downloads they are JarResolutionErrors
+            raise JarResolutionError(
+                f"the list of the jars of {self.name} cannot be read or written ({error}): set HOME or XDG_CACHE_HOME "
+                "to a folder that this user may write, or LAMINAR_JARS to one with the list"
+            ) from error
         return jars
 
     def _read_listing(self, listing: Path) -> list[Path]:

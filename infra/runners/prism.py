@@ -17,6 +17,7 @@ import tempfile
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from infra.files import NoHomeDirectory, user_cache
 from infra.runners.local_server import running_server
 
 VERSION = "2.77.0"
@@ -40,9 +41,11 @@ class WrongSources(PrismMissing):
 
 
 def built_prism() -> Path:
-    """The path of this project's build of Prism in the user's cache, by version; it may not exist yet."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "laminar" / f"prism-{VERSION}" / "prism"
+    """The path of this project's build of Prism in the user's cache, by version; it may not exist yet.
+
+    Raises NoHomeDirectory.
+    """
+    return user_cache() / f"prism-{VERSION}" / "prism"
 
 
 def find_prism() -> Path | None:
@@ -50,14 +53,17 @@ def find_prism() -> Path | None:
 
     PATH is not searched: a `prism` there may be another program.
     """
-    binary = Path(os.environ.get(PATH_VARIABLE) or built_prism())
+    try:
+        binary = Path(os.environ.get(PATH_VARIABLE) or built_prism())
+    except NoHomeDirectory:
+        return None
     return binary if binary.is_file() and os.access(binary, os.X_OK) else None
 
 
 def prism_binary() -> Path:
     """The Prism binary, built from source with Go if it is missing (once, 250 s of CPU).
 
-    Raises PrismMissing, with advice, if it cannot be built, and WrongSources.
+    Raises PrismMissing, with advice, if it cannot be built, WrongSources and NoHomeDirectory.
     """
     found = find_prism()
     if found is not None:

@@ -14,11 +14,28 @@ from pipelines.present.output import Report
 
 app = Commands(no_args_is_help=True)
 
-FolderOption = Annotated[
-    Path, typer.Option("--folder", metavar="DIR", help="The broker's data, log and state.", envvar="LAMINAR_BROKER")
-]
+DEFAULT_FOLDER = "~/.local/share/laminar/broker"
 IMPORT = "import"
-DEFAULT_FOLDER = Path.home() / ".local" / "share" / "laminar" / "broker"
+
+
+def _default_folder() -> Path:
+    try:
+        return Path(DEFAULT_FOLDER).expanduser()
+    except RuntimeError as error:
+        raise typer.BadParameter("this user has no home directory: name a folder, or set LAMINAR_BROKER") from error
+
+
+FolderOption = Annotated[
+    Path,
+    typer.Option(
+        "--folder",
+        metavar="DIR",
+        help=f"The broker's data, log and state; by default {DEFAULT_FOLDER}.",
+        envvar="LAMINAR_BROKER",
+        default_factory=_default_folder,
+        show_default=False,
+    ),
+]
 
 
 @app.callback()
@@ -35,7 +52,7 @@ def broker() -> None:
 
 @app.command()
 def start(
-    folder: FolderOption = DEFAULT_FOLDER,
+    folder: FolderOption,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free port, the same at every start.")] = 0,
     secure: Annotated[
         bool, typer.Option("--secure", help="Require TLS and authentication, with a user for each role.")
@@ -58,13 +75,18 @@ def start(
     from pipelines.roles import ALL_PIPELINES
 
     users = (*ALL_PIPELINES, IMPORT, EXPORT, PEOPLE) if secure else ()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"{folder} cannot be created ({error.strerror}): name another folder, or set LAMINAR_BROKER"
+        raise typer.BadParameter(reason, param_hint="--folder") from error
     config = BrokerConfig(folder, port=port, secure=secure, users=users)
     status = start_detached(folder, config, lambda line: print_escaped(line, err=True))
     return _report(status, json)
 
 
 @app.command()
-def stop(folder: FolderOption = DEFAULT_FOLDER, json: JsonOption = False) -> Report:
+def stop(folder: FolderOption, json: JsonOption = False) -> Report:
     """Stop the broker; its data stays.
 
     \b
@@ -78,7 +100,7 @@ def stop(folder: FolderOption = DEFAULT_FOLDER, json: JsonOption = False) -> Rep
 
 
 @app.command()
-def status(folder: FolderOption = DEFAULT_FOLDER, json: JsonOption = False) -> Report:
+def status(folder: FolderOption, json: JsonOption = False) -> Report:
     """Show whether the broker runs, and its address. Exits with 1 if it does not run.
 
     \b

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pwd
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from infra.kafka.broker_jars import JARS as KAFKA
 from infra.maven import JarResolutionError, Jars, WrongJar, mirror_of_central, read_digests
 from infra.runners.flink_jars import JARS as FLINK
+from infra.runners.prism import find_prism
 
 
 @dataclass
@@ -50,6 +52,18 @@ def jars(tmp_path: Path) -> Jars:
     digests = tmp_path / "digests"
     digests.write_text(f"{JAR}  a.jar\n{JAR}  b.jar\n")
     return replace(KAFKA, digests=digests)
+
+
+@pytest.mark.parametrize(("cache", "why"), [("", "no home directory"), ("/dev/null", "Not a directory")])
+def test_class_path_names_variables_without_a_cache(cache: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "LAMINAR_JARS", "LAMINAR_PRISM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # a container's user without a name
+    monkeypatch.setenv("XDG_CACHE_HOME", cache)
+    assert not KAFKA.is_resolved()
+    assert find_prism() is None
+    with pytest.raises(JarResolutionError, match=rf"{why}.*set HOME or XDG_CACHE_HOME .*, or LAMINAR_JARS"):
+        KAFKA.class_path()
 
 
 @pytest.mark.parametrize(

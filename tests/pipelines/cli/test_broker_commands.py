@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pwd
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -61,3 +62,14 @@ def test_broker_start_names_port_in_use(laminar: Laminar, broker: Broker) -> Non
     assert (code, out) == (1, "")
     taken = f"port {broker.port} on 127.0.0.1 is used by another process; choose another, or 0 for a free one"
     assert err == f"laminar: {taken}\n"
+
+
+def test_broker_names_the_variable_without_a_home(command: Laminar, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "LAMINAR_BROKER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # a container's user without a name
+    code, _, err = command("broker", "status")
+    assert (code, "no home directory: name a folder, or set LAMINAR_BROKER" in " ".join(err.split())) == (2, True), err
+    monkeypatch.setenv("HOME", "/dev/null")
+    code, _, err = command("broker", "start")
+    assert (code, "name another folder, or set LAMINAR_BROKER" in " ".join(err.split())) == (2, True), err
