@@ -74,8 +74,11 @@ def compare(expected: Mapping[str, Completion], found: Mapping[str, Completion])
 
 def _gradients(settings: Settings, folder: Path, device: str, precision: Precision) -> list[Tensor]:
     learner = Learner(learner_config(settings, precision), folder, device)
+    found: list[Tensor] = []
+    # Before each step; afterwards the gradients are cleared.
+    learner.before_change = lambda: found.extend(p.grad.cpu() for p in learner.model.parameters() if p.grad is not None)
     learner.update([batch_of(8, 64, int(TINY.config["vocab_size"]))])
-    return [each.grad.detach().cpu() for each in learner.model.parameters() if each.grad is not None]
+    return found
 
 
 def _relative(expected: list[Tensor], found: list[Tensor]) -> float:

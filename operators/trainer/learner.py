@@ -145,8 +145,8 @@ class Learner:
         can_bind = clip_can_bind(self.config, int(metadata.groups.max()) + 1)
         token_metrics = TokenMetrics(has_kl_penalty=kl_in_loss, clip_can_bind=can_bind)
         mismatch = Mismatch(current_versions(batch.versions, rows[0].batch))
-        rewards, advantages, targets = self._score_batch(batch, metadata, token_metrics)
         policy_updates = self.updates - (0 if self._critic is None else self.config.critic.warmup_batches)
+        rewards, advantages, targets = self._score_batch(batch, metadata, token_metrics, policy_updates >= 0)
         rate = learning_rate(policy_updates, self.config) if policy_updates >= 0 else 0.0
         metrics = batch_metrics(metadata, advantages)
         if policy_updates >= 0:
@@ -214,9 +214,10 @@ class Learner:
         return batch
 
     def _score_batch(
-        self, batch: TrainingBatch, metadata: GlobalBatchMetadata, token_metrics: TokenMetrics
+        self, batch: TrainingBatch, metadata: GlobalBatchMetadata, token_metrics: TokenMetrics, trains_policy: bool
     ) -> tuple[Rewards, Tensor, PolicyTargets]:
         """Score the batch with every model that the algorithm needs, one at a time, before any of them changes.
+        Without a step of the policy, actor and reference are needed for a KL penalty in the reward alone.
 
         Returns rewards and advantages of the global batch, and the training targets of this rank's tokens.
         """
@@ -232,12 +233,12 @@ class Learner:
             return scores(policy, lambda part: policy(part.packed)[0])
 
         reference = proximal = values = penalties = None
-        if self._reference is not None:
+        kl_in_reward = self._reference is not None and config.kl_in == "reward"
+        if self._reference is not None and (trains_policy or kl_in_reward):
             with self._device_turns.turn("reference"):
                 reference = logprobs(self._reference)
         # With a single step π_o is the current policy, so it needs no forward pass of its own.
-        several_steps = self._mini_batches * self._epochs > 1
-        kl_in_reward = reference is not None and config.kl_in == "reward"
+        several_steps = trains_policy and self._mini_batches * self._epochs > 1
         if algorithm.proximal == "update_start" and (several_steps or kl_in_reward):
             with self._device_turns.turn("actor"):
                 proximal = logprobs(self._policy)

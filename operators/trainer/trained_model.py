@@ -44,6 +44,7 @@ class TrainedModel:
 
         A gradient that is not finite takes no step. Neither does one whose loss is not `finite` on some rank: its norm
         is NaN. `finite` must be the same on all ranks, because copies of the model compute their norms apart.
+        Afterwards the gradients are cleared: until the next step, other models have their memory.
         """
         release_gathered(self._module)
         for parameter in self._parameters.values():
@@ -59,10 +60,11 @@ class TrainedModel:
             self._move_moments(next(iter(self._parameters.values())).device)
             self._optimizer.step()
             self._move_moments(HOST)
+        self._optimizer.zero_grad()
         return norm
 
     def move(self, device: torch.device) -> None:
-        """Move weights, gradients and moments to `device`; parameters stay the same objects."""
+        """Move weights and moments to `device`; parameters stay the same objects."""
         move_module(self._module, device)
         if not self._offloads_moments:
             move_state(self._optimizer, device)

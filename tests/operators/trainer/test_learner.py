@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from optimizer_steps import record_steps
 from trainer_batches import make_batch, save_tiny_model, with_floats
 
 from infra.models.checkpoint_folder import load_model
 from infra.models.weights import weight_tensors
 from operators.trainer import trained_model
 from operators.trainer.batch import join_parts
-from operators.trainer.config import AlgorithmConfig, AlgorithmName, CriticConfig, LearnerConfig
+from operators.trainer.config import AlgorithmConfig, AlgorithmName, CriticConfig, KlPlace, LearnerConfig
 from operators.trainer.learner import Learner
 from operators.trainer.packing import mini_batches
 from operators.trainer.presets import PRESETS
@@ -45,6 +46,7 @@ def test_gradient_matches_the_formula(folder: Path) -> None:
     against_rollouts = AlgorithmConfig(name="grpo", clip_high=0.28, proximal="behaviour", correction="none")
     config = LearnerConfig(warmup_steps=0, micro_batch_tokens=64, max_gradient_norm=1e9, algorithm=against_rollouts)
     learner = Learner(config, folder)
+    gradients = clipped_gradients(learner)
     metrics = learner.update(rows)
     batch, model = join_parts(rows), load_model(folder)
     losses, clipped = [], [0, 0]
@@ -67,8 +69,8 @@ def test_gradient_matches_the_formula(folder: Path) -> None:
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-4)
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
     assert min(clipped) > 0
-    for name, parameter in learner.model.named_parameters():
-        torch.testing.assert_close(parameter.grad, expected[name], atol=1e-5 * norm, rtol=1e-3)
+    for gradient, name in zip(gradients, dict(learner.model.named_parameters()), strict=True):
+        torch.testing.assert_close(gradient, expected[name], atol=1e-5 * norm, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
@@ -78,9 +80,10 @@ def test_gradient_is_independent_of_micro_batch_size(folder: Path, name: Algorit
     for budget in (10**6, 1000, 40, 1):
         config = LearnerConfig(algorithm=algorithm, micro_batch_tokens=budget, max_gradient_norm=1e9)
         learner = Learner(config, folder)
+        trained = [learner._actor, *([learner._critic_trained] if learner._critic else [])]
+        steps = [record_steps(model) for model in trained]
         learner.update(make_batch(parts=2))
-        models = [learner.model, *([learner._critic] if learner._critic else [])]
-        gradients.append([flat_gradient(model) for model in models])
+        gradients.append([torch.cat([each.flatten() for each in taken[-1].gradient.values()]) for taken in steps])
     whole, *split = gradients
     for parts in split:
         for one, other in zip(parts, whole, strict=True):
@@ -88,8 +91,11 @@ def test_gradient_is_independent_of_micro_batch_size(folder: Path, name: Algorit
             assert other.norm() > 1e-3
 
 
-def flat_gradient(model: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+def clipped_gradients(learner: Learner) -> list[torch.Tensor]:
+    """A list to which the policy's gradients are added at each of its optimizer steps, after which they are cleared."""
+    found: list[torch.Tensor] = []
+    learner.before_change = lambda: found.extend(p.grad.clone() for p in learner.model.parameters())
+    return found
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -119,13 +125,13 @@ def test_skipping_zero_advantage_rows_keeps_the_gradient(folder: Path, name: Alg
     config = LearnerConfig(algorithm=AlgorithmConfig(name=name, aggregation="token_mean"))
     skipping, whole = Learner(config, folder), Learner(config, folder)
     whole._rows_with_gradient = lambda batch, targets: torch.arange(len(batch)).numpy()  # type: ignore[method-assign]
+    gradients = clipped_gradients(skipping), clipped_gradients(whole)
     few, all_ = skipping.update(rows), whole.update(rows)
     assert few["batch/skipped_rows"] >= 4
     assert all_["batch/skipped_rows"] == 0
     assert few["loss"] == pytest.approx(all_["loss"], abs=1e-6)
-    gradients = zip(skipping.model.parameters(), whole.model.parameters(), strict=True)
-    for one, other in gradients:
-        torch.testing.assert_close(one.grad, other.grad, atol=1e-6 * few["grad_norm"], rtol=1e-4)
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6 * few["grad_norm"], rtol=1e-4)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -206,8 +212,9 @@ def test_batch_of_equal_rewards_is_valid(folder: Path) -> None:
 
 def test_gradient_is_clipped_to_max_norm(folder: Path) -> None:
     learner = Learner(LearnerConfig(max_gradient_norm=1e-3), folder)
+    gradients = clipped_gradients(learner)
     assert learner.update(make_batch())["grad_norm"] > 1e-2
-    norm = math.sqrt(sum(float((p.grad**2).sum()) for p in learner.model.parameters() if p.grad is not None))
+    norm = math.sqrt(sum(float((each**2).sum()) for each in gradients))
     assert norm == pytest.approx(1e-3, rel=1e-2)
 
 
@@ -270,6 +277,15 @@ def test_critic_warmup_trains_the_critic_alone(folder: Path) -> None:
     assert digest(learner) != before
 
 
+@pytest.mark.parametrize("kl_in", ["loss", "reward"])
+def test_critic_warmup_scores_for_the_reward_alone(folder: Path, kl_in: KlPlace) -> None:
+    algorithm = AlgorithmConfig(name="ppo", kl_coefficient=0.1, kl_in=kl_in)
+    learner = Learner(LearnerConfig(algorithm=algorithm, critic=CriticConfig(warmup_batches=1)), folder)
+    used = {"time/actor_use", "time/reference_use"}
+    assert used & learner.update(make_batch()).keys() == (used if kl_in == "reward" else set())
+    assert used <= learner.update(make_batch()).keys()
+
+
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
 def test_share_device_does_not_change_weights(folder: Path, name: AlgorithmName) -> None:
     digests = set()
@@ -323,8 +339,8 @@ def test_gradient_checkpointing_keeps_the_gradient(folder: Path) -> None:
         for layer in learner.model.base_model.layers:
             layer.register_forward_pre_hook(lambda *_, runs=runs: runs.append(1))
             layer.mlp.register_forward_pre_hook(lambda *_, runs=runs: runs.append(2))
+        gradients[again] = clipped_gradients(learner)
         learner.update(make_batch())
-        gradients[again] = [parameter.grad for parameter in learner.model.parameters()]
         assert runs.count(2) == (2 if again else 1) * runs.count(1)
         assert not any(module.training for module in learner.model.modules())
     for one, other in zip(*gradients.values(), strict=True):

@@ -125,6 +125,16 @@ def test_model_moves_with_the_moments_that_are_not_offloaded(
     assert moves == [("weights", device), *([] if offload else [("moments", device)])]
 
 
+@pytest.mark.parametrize("finite", [True, False])
+def test_gradients_are_cleared_once_a_step_is_taken(finite: bool) -> None:
+    """Their memory is for what is computed until the next one, such as scores of the next batch."""
+    module = torch.nn.Linear(2, 2)
+    model = TrainedModel(module, LearnerConfig(), lambda: None)
+    module(torch.ones(2)).sum().backward()
+    assert model.step(0.01, finite=finite) > 0 or not finite
+    assert {parameter.grad for parameter in module.parameters()} == {None}
+
+
 def test_step_has_the_rate_times_the_factor_of_its_group() -> None:
     groups = (ParameterGroup(match="bias", learning_rate_factor=0.5),)
     model = TrainedModel(torch.nn.Linear(2, 2), LearnerConfig(parameter_groups=groups), lambda: None)

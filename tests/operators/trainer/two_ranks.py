@@ -79,12 +79,18 @@ def train(
     learner: Learner, batches: list[list[MicroBatch]], ranks: Ranks = ALONE
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     """Every tensor of the learner after `batches`, the gradients of each batch, and the metrics."""
-    tensors, metrics = {}, []
-    for number, batch in enumerate(batches):
-        metrics.append(learner.update(batch))
+    tensors, metrics = dict[str, torch.Tensor](), list[dict[str, float]]()
+
+    def record_gradients() -> None:
+        """Of the policy's last step; the critic's steps, which follow, find them cleared."""
         for name, parameter in learner.model.named_parameters():
-            if parameter.requires_grad:
-                tensors[f"gradient.{number}.{name}"] = full_tensor(parameter.grad).clone()
+            if parameter.grad is not None:
+                tensors[f"gradient.{len(metrics)}.{name}"] = full_tensor(parameter.grad).clone()
+
+    learner.before_change = record_gradients
+    for batch in batches:
+        metrics.append(learner.update(batch))
+    learner.before_change = lambda: None
     tensors |= {f"published.{name}": tensor for name, tensor in published(learner, ranks).items()}
     state = learner.state()
     for kind in ("weights", "moments", "critic_weights", "critic_moments"):
