@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from kafka import KafkaProducer
 from kafka.errors import TopicAuthorizationFailedError
+from waiting import until
 
 from infra.deploy.role_acls import ENDS_RUN, OBSERVED, role_acls
 from infra.kafka.acls import Acl, acl_command, create_acls
@@ -35,7 +36,17 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         with admin_client(broker.client()) as admin:
             create_topics(admin, [TopicSpec(topic.name(RUN), 1) for topic in CATALOGUE.values()])
         assert create_acls(broker.client(), role_acls(RUN, PIPELINES)) > 50
+        until(lambda: may_start(broker))
         yield broker
+
+
+def may_start(broker: Broker) -> bool:
+    """Whether the broker applies the lists: it learns them from the controller, and roles begin again until then."""
+    try:
+        session(broker, "score", group_name(RUN, "score")).close()
+    except SessionLost:
+        return False
+    return True
 
 
 def session(broker: Broker, user: str, group: str) -> Session:
