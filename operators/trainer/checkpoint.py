@@ -127,8 +127,9 @@ def _check_files(folder: StorageFolder, files: Sequence[RankFile]) -> None:
             found = 0
         if found != file.bytes:
             raise CheckpointError(
-                f"{_absolute(folder / file.name)} has {found} of the {file.bytes} bytes that its rank has written: set "
-                "trainer.checkpoint_folder to a folder that all ranks share, or to an object store"
+                f"{_absolute(folder / file.name)} has {found} of the {file.bytes} bytes that its rank has written: "
+                "mount one disk there on the machines of all ranks; a new run can use an object store "
+                "(trainer.checkpoint_folder)"
             )
 
 

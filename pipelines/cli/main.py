@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from types import TracebackType
 
 import typer
@@ -142,7 +142,8 @@ def _print_all_text() -> None:
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace" if stream.isatty() else "backslashreplace")
+            with suppress(OSError):  # it looks for the position of a file, which may have been replaced by a terminal
+                stream.reconfigure(errors="replace" if stream.isatty() else "backslashreplace")
 
 
 def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
