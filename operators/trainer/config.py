@@ -26,6 +26,8 @@ WITHOUT_GROUPS = frozenset({"ppo", "reinforce_plus_plus"})
 """Algorithms whose advantage does not compare the samples of a prompt."""
 WITH_CRITIC = frozenset({"ppo"})
 """Algorithms that train a second model, the critic."""
+WITH_DISCOUNT = frozenset({"ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"})
+"""Algorithms that discount the rewards of later tokens."""
 AlgorithmName = Literal[
     "tis",
     "grpo",

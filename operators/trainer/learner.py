@@ -117,7 +117,7 @@ class Learner:
         self._alarm = MismatchAlarm(config.mismatch_bound)
         trained = [self._actor] if self._critic is None else [self._actor, self._critic_trained]
         reject_unmatched_groups(config, [name for model in trained for name in model.names])
-        for reason in unused_settings(config):
+        for reason in unused_settings(config, ranks.count):
             log.warning("%s", reason)
 
     def weights(self, dtype: torch.dtype | None = None) -> PublishedWeights:

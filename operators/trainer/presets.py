@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from operators.trainer.config import (
+    WITH_CRITIC,
+    WITH_DISCOUNT,
     AggregationName,
     AlgorithmConfig,
     AlgorithmName,
@@ -196,9 +198,13 @@ def algorithm_problem(config: AlgorithmConfig) -> str | None:
     return None
 
 
-def unused_settings(config: LearnerConfig) -> Iterator[str]:
-    """A warning for each setting of the algorithm that was chosen and has no effect."""
+def unused_settings(config: LearnerConfig, ranks: int) -> Iterator[str]:
+    """A warning for each setting that was chosen and has no effect in training by `ranks`."""
     algorithm, preset = config.algorithm, resolve_preset(config.algorithm)
+    for names, reason in _unread_settings(config, ranks):
+        if names:
+            them = "it" if len(names) == 1 else "them"
+            yield f"trainer.learner has settings without effect ({', '.join(names)}): {reason}. Remove {them}"
     if warning := unused_clip_warning(config):
         yield warning
     keys = ("correction", "correction_level", "correction_low", "correction_cap")
@@ -216,6 +222,37 @@ def unused_settings(config: LearnerConfig) -> Iterator[str]:
             'trainer.learner.algorithm.kl_kind = "k1" in the loss: its expected gradient is 0. Set kl_in = "reward", '
             'or kl_kind = "k2" or "k3"'
         )
+
+
+def _unread_settings(config: LearnerConfig, ranks: int) -> Iterator[tuple[list[str], str]]:
+    """Names of settings that differ from their defaults and that nothing reads, and why."""
+    algorithm = config.algorithm
+    if not config.lora.rank:
+        yield _changed_names(config.lora, "lora."), "lora.rank is 0, which trains all weights"
+    if config.schedule == "constant":
+        yield _changed_names(config, "", "total_steps", "final_learning_rate"), 'schedule is "constant"'
+    if algorithm.name not in WITH_CRITIC:
+        of_critic = _changed_names(config.critic, "critic.") + _changed_names(algorithm, "algorithm.", "gae_lambda")
+        yield of_critic, f"{algorithm.name} has no critic"
+    if algorithm.name not in WITH_DISCOUNT:
+        yield _changed_names(algorithm, "algorithm.", "discount"), f"{algorithm.name} discounts no rewards"
+    if (aggregation := resolve_preset(algorithm).aggregation) != "constant_length":
+        yield _changed_names(algorithm, "algorithm.", "max_response_tokens"), f'the aggregation is "{aggregation}"'
+    if not algorithm.kl_coefficient:
+        names = _changed_names(algorithm, "algorithm.", "kl_kind", "kl_in") + _changed_names(
+            config, "", "reference_dtype"
+        )
+        names += ["offload of the reference"] if "reference" in config.offload else []
+        yield names, "algorithm.kl_coefficient is 0, so there is no reference"
+    if ranks == 1:
+        yield _changed_names(config, "", "keep_gathered"), "a single rank gathers nothing"
+
+
+def _changed_names(section: Any, prefix: str, *names: str) -> list[str]:
+    """Which of `names` in `section`, by default of all, differ from their defaults; with `prefix`."""
+    default = type(section)()
+    every = names or tuple(each.name for each in fields(section))
+    return [prefix + name for name in every if getattr(section, name) != getattr(default, name)]
 
 
 def unused_clip_warning(config: LearnerConfig) -> str | None:

@@ -136,7 +136,7 @@ def doubtful_settings(config: Config) -> Iterator[str]:
             f"trainer.learner.learning_rate = {rate:g} is for pretrained models of a billion parameters; {small} "
             "hardly changes: 1e-4 to 1e-3 is usual"
         )
-    yield from unused_settings(config.trainer.learner)
+    yield from unused_settings(config.trainer.learner, config.trainer.ranks)
     mini_batches, _ = optimizer_steps(config.trainer.learner)
     groups = min(batch // task.samples_per_prompt for task in config.prompts.mixture)
     if 0 < groups < mini_batches:

@@ -12,7 +12,7 @@ from optimizer_steps import record_steps
 from trainer_batches import make_batch, save_tiny_model
 
 from operators.trainer.algorithms import resolve
-from operators.trainer.config import AlgorithmConfig, AlgorithmName, LearnerConfig
+from operators.trainer.config import AlgorithmConfig, AlgorithmName, CriticConfig, LearnerConfig, LoraConfig
 from operators.trainer.learner import Learner
 from operators.trainer.presets import (
     PRESETS,
@@ -27,6 +27,8 @@ from operators.trainer.presets import (
 )
 from pipelines.present.topic_table import markdown
 
+CRITIC = {"critic": CriticConfig(value_clip=0.2)}
+REFERENCE: dict[str, Any] = {"reference_dtype": "bfloat16", "offload": ("moments", "reference")}
 TRAINING = Path(__file__).parents[3] / "docs" / "training.md"
 
 
@@ -134,13 +136,53 @@ def test_clip_that_cannot_act_is_warned_of_where_it_was_chosen(config: LearnerCo
         ({"name": "cispo", "correction_low": 1.5}, None),
         ({"kl_coefficient": 0.1, "kl_kind": "k1"}, 'kl_kind = "k1" in the loss'),
         ({"kl_coefficient": 0.1, "kl_kind": "k1", "kl_in": "reward"}, None),
-        ({"kl_kind": "k1"}, None),
+        (
+            {"kl_kind": "k1", "kl_in": "reward"},
+            "effect (algorithm.kl_kind, algorithm.kl_in): algorithm.kl_coefficient is 0",
+        ),
+        ({"name": "grpo", "gae_lambda": 0.9}, "(algorithm.gae_lambda): grpo has no critic. Remove it"),
+        ({"name": "ppo", "gae_lambda": 0.9, "discount": 0.9}, None),
+        ({"name": "rloo", "discount": 0.9}, "(algorithm.discount): rloo discounts no rewards"),
+        ({"name": "reinforce_plus_plus_baseline", "discount": 0.9}, None),
+        (
+            {"name": "rloo", "max_response_tokens": 9},
+            '(algorithm.max_response_tokens): the aggregation is "sequence_sum"',
+        ),
+        ({"name": "rloo", "aggregation": "constant_length", "max_response_tokens": 9}, None),
     ],
 )
 def test_settings_without_effect_are_warned_of(config: dict[str, Any], warning: str | None) -> None:
-    found = list(unused_settings(LearnerConfig(algorithm=AlgorithmConfig(**config))))
+    found = list(unused_settings(LearnerConfig(algorithm=AlgorithmConfig(**config)), 1))
     assert len(found) == (warning is not None)
     assert all(str(warning) in each for each in found)
+
+
+@pytest.mark.parametrize(
+    ("unread", "names", "read"),
+    [
+        (
+            {"lora": LoraConfig(alpha=8.0, targets=("q_proj",))},
+            "lora.alpha, lora.targets",
+            {"lora": LoraConfig(rank=1)},
+        ),
+        ({"total_steps": 9, "learning_rate": 1e-3}, "total_steps", {"schedule": "linear", "total_steps": 11}),
+        (CRITIC, "critic.value_clip", CRITIC | {"algorithm": AlgorithmConfig(name="ppo")}),
+        (
+            REFERENCE,
+            "reference_dtype, offload of the ref",
+            REFERENCE | {"algorithm": AlgorithmConfig(kl_coefficient=1)},
+        ),
+    ],
+)
+def test_settings_that_nothing_reads_are_warned_of(unread: dict[str, Any], names: str, read: dict[str, Any]) -> None:
+    (warning,) = unused_settings(LearnerConfig(**unread), 1)
+    assert warning.startswith(f"trainer.learner has settings without effect ({names}")
+    assert not [each for each in unused_settings(LearnerConfig(**read), 1) if "settings without effect" in each]
+
+
+def test_layers_are_kept_gathered_by_several_ranks_alone() -> None:
+    found = [list(unused_settings(LearnerConfig(keep_gathered=True), ranks)) for ranks in (1, 2)]
+    assert [len(warnings) for warnings in found] == [1, 0]
 
 
 @pytest.mark.parametrize(
