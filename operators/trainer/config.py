@@ -173,11 +173,13 @@ class LearnerConfig(CheckedSettings):
     learning_rate: FiniteNonNegative = 1e-6
     """Peak of the policy's learning rate: 1e-6 suits pretrained models of billions of parameters."""
     warmup_steps: NonNegativeInt = 10
-    """The learning rate rises linearly from 0 over so many batches."""
+    """The learning rate rises linearly from 0 over so many trained batches."""
     schedule: RateSchedule = "constant"
     """Learning-rate schedule after the warm-up."""
     total_steps: int | None = None
-    """The batch at which a linear or cosine schedule ends."""
+    """The number of trained batches after which a linear or cosine schedule ends. Lost batches and those that cannot be
+    trained, which `trainer.optimizer_steps` counts, do not count, nor for the policy those of
+    `critic.warmup_batches`."""
     final_learning_rate: FiniteNonNegative = 0.0
     """Learning rate at the end of a linear or cosine schedule."""
     betas: tuple[_Decay, _Decay] = (0.9, 0.95)

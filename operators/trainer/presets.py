@@ -125,7 +125,7 @@ PRESETS: dict[AlgorithmName, Preset] = {
         mini_batches=16,
     ),
     "decoupled_ppo": Preset(
-        source="arXiv 2505.24298, eq. 5 and appendix; bound of its code",
+        source="arXiv 2505.24298, eq. 5 and appendix; weights are truncated at 5 here",
         correction=Correction("truncate", cap=5.0),
         mini_batches=4,
         paper_rate=2e-5,
