@@ -49,8 +49,8 @@ class TaskConfig(CheckedSettings):
 
     where: str = ""
     """The condition on the rows to draw, such as `rate >= 0.2 and subject in ('algebra', 'geometry')`; dots select
-    struct fields. Verifiers find its columns in the reference, null where a row has no value, times as texts. The
-    language is that of `--where` (docs/exports.md)."""
+    struct fields. Verifiers find its columns in the reference, null where a row has no value, times as texts; `answer`
+    is what verifiers get. The language is that of `--where` (docs/exports.md)."""
 
     levels: tuple[str | Mapping[str, Any], ...] = ()
     """A curriculum, from easy to hard. For a reasoning-gym task without size: arguments of each level in addition to

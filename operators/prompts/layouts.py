@@ -68,7 +68,8 @@ def question_of(row: Any, index: int, config: TaskConfig, task: str) -> Question
     for name in config.extra_columns:
         reference[name] = _with_times_as_text(_find(row, name, (), "extra_columns"))
     for name in config.condition_columns:
-        reference[name] = _with_times_as_text(column_value(row, name))
+        if name not in reference:  # the answer stays as rewards compare with it, see `answer_after`
+            reference[name] = _with_times_as_text(column_value(row, name))
     own_task = next((row[name] for name in TASK_COLUMNS if isinstance(row.get(name), str) and row[name]), task)
     _check_encodable(text, reference)
     return Question(index, text, messages, reference, own_task)

@@ -141,6 +141,15 @@ def test_answers_are_taken_where_they_are_if_not_required(tmp_path: Path, source
         each.close()
 
 
+def test_condition_on_the_answer_leaves_it_as_rewards_get_it(tmp_path: Path) -> None:
+    rows = [{"question": "one?", "answer": "1 is it #### 1"}, {"question": "two?", "answer": "#### 2"}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    path = str(tmp_path / "rows.jsonl")
+    found = open_source(PromptsConfig(source="jsonl", path=path, answer_after="####", where="answer ~ '1'"))
+    assert found[0].reference == {"answer": "1"}
+    found.close()
+
+
 def test_parquet_is_read_at_random_despite_bad_rows(tmp_path: Path) -> None:
     questions = [None if i == 7 else f"Question {i}?" for i in range(3000)]
     table = pa.table({"question": questions, "answer": list(range(3000))})

@@ -167,9 +167,7 @@ def test_checkpoint_needs_the_files_of_all_ranks(tmp_path: Path, learner: Learne
     files = [write_part(tmp_path / place, state, position(2), Ranks(r, 2)) for r, place in enumerate(("shared", "own"))]
     if written:
         (tmp_path / "shared" / ".unfinished-1.2" / files[1].name).write_bytes(bytes(written))
-    reason = (
-        rf"rank-1-of-2\.safetensors has {written} of the {files[1].bytes} bytes .* mount one disk there"
-    )
+    reason = rf"rank-1-of-2\.safetensors has {written} of the {files[1].bytes} bytes .* mount one disk there"
     with pytest.raises(CheckpointError, match=reason):
         complete_checkpoint(tmp_path / "shared", state, position(2), files, keep=1)
     assert [folder.name for folder in list_checkpoints(tmp_path / "shared")] == ["1.1"]
