@@ -239,7 +239,7 @@ def test_update_trains_conversations_by_their_own_rewards(
     )
     batch = join_parts([two_conversations(rewards)])
     metadata = gather_metadata(batch, ALONE)
-    _, advantages, targets = learner._score_batch(batch, metadata, TokenMetrics())
+    _, advantages, targets = learner._score_batch(batch, metadata, TokenMetrics(), trains_policy=True)
     assert advantages.tolist() == expected == targets.advantages.tolist()
     metrics = learner.update([two_conversations(rewards)])
     assert metrics["advantage/abs_mean"] == sum(map(abs, expected)) / 4
