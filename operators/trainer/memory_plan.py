@@ -31,8 +31,8 @@ _LOGIT_COPIES = 3
 model's own logits and their gradient are in addition; measured on an H200, the plan is 2 % above the peak."""
 PINNED = 2
 """The most by which a block of pinned memory exceeds the tensor in it: torch rounds its size up to a power of two."""
-_MODELS = (("weights", "gradients", "moments"), ("critic", "critic's moments"), ("reference",))
-"""The parts of each model that `share_device` moves."""
+_MODELS = (("weights", "moments"), ("critic", "critic's moments"), ("reference",))
+"""The parts of each model that `share_device` moves. Gradients exist only while their model takes its steps."""
 _OFFLOADED = {"moments": ("moments", "critic's moments"), "reference": ("reference",)}
 """The parts that each value of `offload` moves."""
 
@@ -93,9 +93,9 @@ def plan_memory(shape: ModelShape, ranks: int, config: LearnerConfig) -> MemoryP
     for_reference = shape.layers * kept if "reference" in config.offload else 0
     parts = {
         "weights": share * _MASTER + (trained * _MASTER if config.lora.rank else 0),
-        "gradients": trained * _GRADIENT,
+        "gradients": (max(trained, share) if has_critic else trained) * _GRADIENT,  # one model's at a time
         "moments": moments[0],
-        "critic": share * (_MASTER + _GRADIENT) if has_critic else 0,
+        "critic": share * _MASTER if has_critic else 0,
         "critic's moments": moments[1],
         "reference": max(0, share * of_reference - for_reference) if config.algorithm.kl_coefficient else 0,
         "gathered layers": gathered,

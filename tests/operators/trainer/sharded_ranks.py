@@ -70,7 +70,8 @@ class Memory:
     def peak(self, name: str, work: Callable[..., Any], *args: Any) -> Any:
         """Do `work`, whose first argument is a training or which starts one, and record its peak as `name`."""
         result = self._measured(self.peaks, name, work, *args)
-        self._measured(self.of_whole, name, other_parts, args[0] if args else result)
+        others = other_parts if name != "update" else other_parts_and_gradients
+        self._measured(self.of_whole, name, others, args[0] if args else result)
         return result
 
     def _measured(self, peaks: dict[str, int], name: str, work: Callable[..., Any], *args: Any) -> Any:
@@ -86,6 +87,11 @@ def other_parts(training: RankTraining) -> list[Tensor]:
     count = training.ranks.count
     full = (tensor.flatten() for _, tensor in training._learner.weights().items())
     return [each[: len(each) * (count - 1) // count].clone() for each in full]
+
+
+def other_parts_and_gradients(training: RankTraining) -> list[Tensor]:
+    """`other_parts`, and as much as the gradients of one model have, which are cleared after its steps."""
+    return [*other_parts(training), *(each.clone() for each in training.state().weights.values())]
 
 
 def _status(field: str) -> int:

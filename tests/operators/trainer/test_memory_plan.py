@@ -90,7 +90,9 @@ def test_plan_counts_the_whole_model_if_layers_are_kept_gathered() -> None:
 @pytest.mark.parametrize(
     ("config", "part", "expected"),
     [
-        (LearnerConfig(algorithm=AlgorithmConfig(name="ppo")), "critic", 8 * 10**9),
+        (LearnerConfig(algorithm=AlgorithmConfig(name="ppo")), "critic", 4 * 10**9),
+        (LearnerConfig(algorithm=AlgorithmConfig(name="ppo")), "gradients", 4 * 10**9),
+        (LearnerConfig(algorithm=AlgorithmConfig(name="ppo"), lora=LoraConfig(rank=8)), "gradients", 4 * 10**9),
         (LearnerConfig(algorithm=AlgorithmConfig(name="ppo")), "critic's moments", 8 * 10**9),
         (LearnerConfig(algorithm=AlgorithmConfig(kl_coefficient=0.1)), "reference", 4 * 10**9),
         (
@@ -143,7 +145,7 @@ def test_offloaded_state_is_in_host_memory_only_with_gpus() -> None:
     assert plan_rank(SHAPE, on_gpu).total < kept.total
     assert offloaded_bytes(SHAPE, on_gpu) == kept.parts["moments"] + kept.parts["reference"]
     turns = TrainingConfig(learner=LearnerConfig(algorithm=algorithm, share_device=True), device="cuda")
-    assert offloaded_bytes(SHAPE, turns) == (16 + 4) * SHAPE.parameters
+    assert offloaded_bytes(SHAPE, turns) == (12 + 4) * SHAPE.parameters
     alone = TrainingConfig(learner=LearnerConfig(share_device=True), device="cuda")
     assert offloaded_bytes(SHAPE, alone) == 0
 
@@ -152,7 +154,7 @@ def test_models_that_share_a_device_need_the_largest_ones_memory() -> None:
     algorithm = AlgorithmConfig(name="ppo", kl_coefficient=0.1)
     kept, shared = (LearnerConfig(algorithm=algorithm, share_device=share) for share in (False, True))
     at_once, in_turn = (plan_memory(SHAPE, 1, each) for each in (kept, shared))
-    assert at_once.total - in_turn.total == (16 + 4) * SHAPE.parameters  # of the critic and the reference
+    assert at_once.total - in_turn.total == (12 + 4) * SHAPE.parameters  # of the critic and the reference
     config = TrainingConfig(learner=shared)
     assert plan_rank(SHAPE, config) == at_once  # a CPU has no other memory
     with pytest.raises(ValueError, match="share_device"):

@@ -37,13 +37,13 @@ class Phase(NamedTuple):
 PHASES = {
     "construction": Phase(4, 4, 24 * _MIB),  # weights
     "update": Phase(16, 12, 32 * _MIB),  # and gradient and two moments; of a gathered layer weight, gradient and sum
-    "publication": Phase(16, 4, 48 * _MIB),
-    "checkpoint": Phase(16, 4, 48 * _MIB),
-    "resume": Phase(12, 4, 48 * _MIB),  # the update's gradients are gone
+    "publication": Phase(12, 4, 48 * _MIB),  # the update's gradients are gone
+    "checkpoint": Phase(12, 4, 48 * _MIB),
+    "resume": Phase(12, 4, 48 * _MIB),
 }
 LAYERS = 3
 FURTHER = {
-    "critic": {"construction": Phase(12, 4, 24 * _MIB), "update": Phase(36, 12, 32 * _MIB)},
+    "critic": {"construction": Phase(12, 4, 24 * _MIB), "update": Phase(32, 12, 32 * _MIB)},
     "adapters": {"construction": Phase(8, 4, 24 * _MIB), "update": Phase(8, 12, 48 * _MIB)},
 }
 """By the settings of `MODELS`, each with a reference. The others of adapters are also their state and peft."""
