@@ -305,7 +305,7 @@ def free_port() -> int:
     draw = random.SystemRandom()
     drawn = (draw.randrange(15000, 32000) for _ in range(1000))
     port = next(port for port in drawn if port not in _DRAWN and port_is_free(port))
-    _DRAWN.append(port)  # whoever gets it binds it only in a moment
+    _DRAWN.append(port)  # the caller binds it later
     return port
 
 

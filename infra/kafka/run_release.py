@@ -30,7 +30,7 @@ class Recorded(NamedTuple):
 
 
 def recorded(client: ClientProperties, run: str) -> Recorded:
-    """What is recorded as the release of `run`.
+    """Read the recorded release of `run`.
 
     One newer than this release counts once a role of it has committed: only then may its records be there. Any program
     that may write to the topic could else keep all roles from starting.

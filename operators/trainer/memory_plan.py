@@ -127,12 +127,12 @@ def slice_tokens(config: TrainingConfig, longest: int) -> int:
 def offloaded_bytes(shape: ModelShape, config: TrainingConfig) -> int:
     """Bytes of the tensors that a rank of `config` on a GPU offloads; they take at most `PINNED` times as many."""
     parts = plan_memory(shape, config.ranks_of_a_copy, _on_device(config.learner)).parts
-    in_turn = models_in_turn(parts) if config.learner.share_device else ()
+    in_turn = _models_in_turn(parts) if config.learner.share_device else ()
     models = in_turn or [_OFFLOADED[each] for each in config.learner.offload]
     return sum(parts[name] for names in models for name in names)
 
 
-def models_in_turn(parts: Mapping[str, int]) -> Sequence[Sequence[str]]:
+def _models_in_turn(parts: Mapping[str, int]) -> Sequence[Sequence[str]]:
     """The names in `parts` of each model that takes turns on a shared device; none if the policy is alone."""
     present = [names for names in _MODELS if any(parts[name] for name in names)]
     return present if len(present) > 1 else ()

@@ -105,8 +105,9 @@ def _check_offloaded(size: int, available: int, total: int, here: int, config: T
     """
     if PINNED * size <= available:
         return
-    alone = "take names out of trainer.learner.offload, or place the ranks on more machines"
-    setting = "unset trainer.learner.share_device" if config.learner.share_device else alone
+    setting = "unset trainer.learner.share_device"
+    if not config.learner.share_device:
+        setting = "take names out of trainer.learner.offload, or place the ranks on more machines"
     text = (
         f"{counted(here, 'rank')} of machine {platform.node()} will offload {size_text(size)}, in up to "
         f"{size_text(PINNED * size)} of pinned memory, but it has {size_text(available)} free: {setting}"

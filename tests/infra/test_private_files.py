@@ -112,7 +112,7 @@ def test_new_folder_is_made_from_the_present_one(place: str, tmp_path: Path, mon
 
 
 def test_new_folder_refuses_the_present_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is empty, but whoever is in it would be in a folder that is removed."""
+    """Although it is empty: the user would be left in a removed folder."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileExistsError, match="exists already"), new_folder(Path()):
         pass
