@@ -72,7 +72,7 @@ class RankTraining:
         ranks = self.ranks = self.rendezvous.ranks
         noted = torch.tensor([[epoch, zlib.crc32(machine_name().encode())]])
         epochs, machines = torch.cat(ranks.gather(noted)).T.tolist()
-        epoch = self._epoch = epochs[0]  # a version is the same on all ranks
+        epoch = self.epoch = epochs[0]  # a version is the same on all ranks
         device = config.device_of(ranks.rank)
         self.device = torch.device(device)
         use_device(device)
@@ -125,7 +125,7 @@ class RankTraining:
                 "trainer.ranks can be any number up to it"
             )
         self.resumed_from = self.position.version
-        log.info("resumed from checkpoint %s as epoch %d", self.resumed_from, self._epoch)
+        log.info("resumed from checkpoint %s as epoch %d", self.resumed_from, self.epoch)
 
     @property
     def trained(self) -> int:
@@ -177,7 +177,7 @@ class RankTraining:
         batch = self._complete.popleft()
         rows = sum(len(part.trajectory_ids) for part in batch.parts)
         gathered = self._exchange("train the same batch", [batch.number], [rows])
-        version = PolicyVersion(self._epoch, batch.number + 1)
+        version = PolicyVersion(self.epoch, batch.number + 1)
         offsets = gather_offsets(self.ranks, self._partitions, batch.next_offsets)
         self.position = replace(self.position, version=version, batch_offsets=offsets)
         if not (total_rows := int(gathered.sum())):

@@ -183,7 +183,7 @@ class _Training:
         """Do, once the log is read, what an earlier start did not: publish, restore, write the final model."""
         self._started = True
         self._versions.restore_resumed()  # before newer versions: a store takes versions in ascending order
-        if self._training.trained == 0 and self._published.last_before_epoch < 0:
+        if self._versions.behind or (self._training.trained == 0 and self._published.last_before_epoch < 0):
             with phase("publish"):
                 self._publish(wait_for_previous=True)
         if not self._training.done:
@@ -246,7 +246,8 @@ class _Training:
         Only published versions are checkpointed: the next epoch's first manifest names the checkpoint's version as its
         parent. Raises CheckpointError if the last checkpoint of the run, or an earlier one, cannot be written.
         """
-        due = self._training.checkpoint_due
+        is_new = self._training.position.version != self._training.resumed_from  # else it has a checkpoint
+        due = self._training.checkpoint_due and is_new
         if self._versions.publish(wait_for_previous=wait_for_previous, wait=due) and due:
             self._checkpoints.begin()
             self._keep_manifests()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 
-from infra.store.errors import StoreError
+from infra.store.errors import CorruptVersion, StoreError
 from infra.store.publisher import PublishFailed
 from operators.trainer.publishing import Publishing
 from operators.trainer.rank_training import RankTraining
-from schemas.records import WeightVersion
+from schemas.records import PolicyVersion, WeightVersion
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,8 @@ class VersionPublisher:
         self._batches: list[int] = []
         self._untrained: list[int] = []
         self._retry_at = self._pause = 0.0
+        self._replacing: PolicyVersion | None = None
+        """The version of this start that replaces `resumed`, which was lost for good."""
         self.resumed = None
         self.behind = False
 
@@ -72,12 +74,21 @@ class VersionPublisher:
         return True
 
     def restore_resumed(self) -> None:
-        """Restore `resumed` to the store: rollouts need it, and without them there may be no further batch."""
+        """Restore `resumed` to the store: rollouts need it, and without them there may be no further batch.
+
+        Weights with other bits than before, as those that LoRA's adapters are merged into on other hardware, are not
+        that version: `behind` is set, and they are published as one of this start.
+        """
         if (resumed := self.resumed) is None:
             return
         try:
             self._publishing.restore_version(self._training.joint, resumed)
             self.resumed = None
+        except CorruptVersion as error:
+            self._replacing = PolicyVersion(self._training.epoch, resumed.version.number)
+            self.resumed, self.behind = None, True
+            lost = "version %s is lost, and its weights have other bits on this machine: they are published as %s (%s)"
+            log.warning(lost, resumed.version, self._replacing, error)
         except StoreError as error:
             log.error("version %s is not in the store: %s", resumed.version, error)
         except PublishFailed as error:  # of the version in transit, which had to end first
@@ -87,11 +98,12 @@ class VersionPublisher:
     def _send(self, *, wait_for_previous: bool) -> bool:
         position, batches, untrained = self._training.position, self._batches, self._untrained
         self._batches, self._untrained = [], []  # the publisher keeps the batches that no manifest names yet
+        version = max(position.version, self._replacing or position.version)
         try:
             return self._publisher.publish(
                 self._training.joint,
-                position.version,
-                step=position.version.number,
+                version,
+                step=version.number,
                 batches=batches,
                 untrained=untrained,
                 batch_offsets=position.batch_offsets,
@@ -100,7 +112,7 @@ class VersionPublisher:
                 wait_for_previous=wait_for_previous,
             )
         except (PublishFailed, StoreError) as error:
-            log.error("version %s is not published, rollouts keep the one before: %s", position.version, error)
+            log.error("version %s is not published, rollouts keep the one before: %s", version, error)
             return False
 
     def _flush(self) -> bool:

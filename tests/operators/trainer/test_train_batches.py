@@ -212,6 +212,30 @@ def test_restart_restores_a_version_lost_from_the_store(trainer: Trainer, batche
     assert trainer.manifests() == manifests + ([("2.5", "1.4", (4,))] if batches == 5 else [])
 
 
+@pytest.mark.parametrize("batches", [5, 6])
+def test_lost_version_with_other_bits_is_published_as_another(
+    trainer: Trainer, batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums of LoRA's adapters may have other bits on other hardware, and rollouts cannot wait for the former ones."""
+    trainer.start()
+    trainer.run()
+    trainer.feed(*range(batches))
+    trainer.run(7)
+    resumed, again = ("1.4", "2.4") if batches == 5 else ("1.6", "2.6")
+    before, manifests = trainer.weights(resumed), trainer.manifests()
+    trainer.shard.crash()
+    shutil.rmtree(trainer.folder / "store")
+    seal = arriving.IncomingVersion.seal
+    monkeypatch.setattr(arriving.IncomingVersion, "seal", lambda made, bits=None: seal(made, bits and "other bits"))
+    trainer.start()
+    trainer.run(1)
+    after = trainer.weights(again)
+    assert all((before[name] == after[name]).all() for name in before)
+    trainer.run(2)
+    assert trainer.manifests() == [*manifests, (again, resumed, ()), *([("2.5", "2.4", (4,))] if batches == 5 else [])]
+    assert trainer.log.rows(RELAY)[-1].final is (batches == 6)
+
+
 @pytest.mark.parametrize("missing", ["result", "checkpoint"])
 def test_restart_writes_a_missing_final_model(trainer: Trainer, missing: str) -> None:
     trainer.start()
