@@ -1,14 +1,22 @@
 """Starts a program whose sockets are bound to loopback: `python -P -m infra.runners.loopback PROGRAM [ARGUMENT...]`.
 
 For servers that bind all interfaces and have no option against it, such as Beam's Java servers. A seccomp filter passes
-each `bind` of the program to this process, which binds 127.0.0.1 in the place of 0.0.0.0 and ::, and leaves other
-addresses as they are. It needs Linux 5.6 and no privileges. It is no sandbox: a program that wants to evade it can.
-Source: seccomp_unotify(2), pidfd_getfd(2), linux/seccomp.h.
+each `bind` of the program to this process, which writes 127.0.0.1 in the place of 0.0.0.0 and :: into the program's
+memory, and lets the call continue; other addresses stay as they are. It needs Linux 5.8 and no privileges, also in a
+container without capabilities: profiles such as Kubernetes' RuntimeDefault refuse pidfd_getfd(2), by which the socket
+could be bound here, and permit /proc/PID/mem of a child.
+
+It is no sandbox. The kernel reads the address again when the call continues, so another thread of a hostile program can
+write 0.0.0.0 back before. This protects our own servers from listening widely, and those bind an address that the
+calling thread alone has made. The changed address stays in the program's memory: whoever binds it again, after a port
+in use, gets loopback, too. Memory that cannot be written is an error of the call. Source: seccomp_unotify(2), proc(5),
+linux/seccomp.h.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import select
@@ -23,15 +31,18 @@ from typing import NoReturn
 from infra.sandbox import linux
 
 _SECCOMP, _BIND = {"x86_64": 317, "aarch64": 277}, {"x86_64": 49, "aarch64": 200}
-_PIDFD_OPEN, _PIDFD_GETFD = 434, 438  # the same numbers on every machine
 _SET_MODE_FILTER, _NEW_LISTENER = 1, 8
 _LOAD, _JUMP_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _NOTIFY, _ALLOW = 0x7FC00000, 0x7FFF0000
-_RECEIVE, _SEND = 0xC0502100, 0xC0182101
+_RECEIVE, _SEND, _IS_VALID = 0xC0502100, 0xC0182101, 0x40082102
 _CONTINUE = 1
 _NOTICE, _RESPONSE = struct.Struct("=QIIiIQ6Q"), struct.Struct("=QqiI")
 _MAX_ADDRESS = 128
-_LOOPBACK = "127.0.0.1"
+_LOOPBACK = {
+    socket.AF_INET: (4, socket.inet_aton("127.0.0.1")),
+    socket.AF_INET6: (8, socket.inet_pton(socket.AF_INET6, "::ffff:127.0.0.1")),
+}
+"""Where the host is in a socket address of a family, and loopback's."""
 _CANNOT = "its sockets cannot be bound to loopback here"
 _ADVICE = "If a container or a firewall blocks other machines, set LAMINAR_ALLOW_EXPOSED_RUNNERS=1 to start it without"
 
@@ -96,47 +107,34 @@ def _serve(listener: int) -> None:
                 fcntl.ioctl(listener, _RECEIVE, notice)
             except (FileNotFoundError, InterruptedError):  # the thread has ended meanwhile, or was interrupted
                 continue
-            number, thread, _, _, _, _, descriptor, address, length, *_ = _NOTICE.unpack(notice)
-            response = _RESPONSE.pack(number, 0, *_answer(thread, descriptor, address, length))
+            number, thread, _, _, _, _, _, address, length, *_ = _NOTICE.unpack(notice)
+            error = _replace_address(listener, number, thread, address, length)
+            response = _RESPONSE.pack(number, 0, -error, 0 if error else _CONTINUE)
             with suppress(FileNotFoundError):
                 fcntl.ioctl(listener, _SEND, response)
 
 
-def _answer(thread: int, descriptor: int, address: int, length: int) -> tuple[int, int]:
-    """The error of a call and the flags of its response; binds the socket if the address is for all interfaces."""
+def _replace_address(listener: int, number: int, thread: int, address: int, length: int) -> int:
+    """Replace the address of all interfaces that call `number` of `thread` binds; the error of the call, 0: none."""
     try:
-        with open(f"/proc/{thread}/mem", "rb", buffering=0) as memory:
+        with open(f"/proc/{thread}/mem", "r+b", buffering=0) as memory:
+            fcntl.ioctl(listener, _IS_VALID, struct.pack("=Q", number))  # else it may be of a later process
             memory.seek(address)
-            port = _port_on_all_interfaces(memory.read(min(length, _MAX_ADDRESS)))
-        if port is None:
-            return 0, _CONTINUE
-        with _socket_of(_process_of(thread), descriptor) as bound:
-            host = _LOOPBACK if bound.family == socket.AF_INET else f"::ffff:{_LOOPBACK}"
-            bound.bind((host, port))
-        return 0, 0
+            replacement = _replacement(memory.read(min(length, _MAX_ADDRESS)))
+            if replacement is not None:
+                offset, host = replacement
+                memory.seek(address + offset)
+                if memory.write(host) != len(host):
+                    return errno.EFAULT
+        return 0
     except OSError as error:
-        return -(error.errno or 1), 0
+        return error.errno or errno.EPERM
 
 
-def _port_on_all_interfaces(address: bytes) -> int | None:
-    """The port in the socket address `address` if it is of all interfaces, else None."""
-    family = int.from_bytes(address[:2], sys.byteorder)
-    host = {socket.AF_INET: address[4:8], socket.AF_INET6: address[8:24]}.get(family)  # type: ignore[call-overload]
-    return int.from_bytes(address[2:4], "big") if host is not None and not any(host) else None
-
-
-def _process_of(thread: int) -> int:
-    with open(f"/proc/{thread}/status", encoding="ascii", errors="replace") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("Tgid:"))
-
-
-def _socket_of(process: int, descriptor: int) -> socket.socket:
-    """A duplicate of the socket `descriptor` of `process`."""
-    opened = linux.call(_PIDFD_OPEN, process, 0)
-    try:
-        return socket.socket(fileno=linux.call(_PIDFD_GETFD, opened, descriptor, 0))
-    finally:
-        os.close(opened)
+def _replacement(address: bytes) -> tuple[int, bytes] | None:
+    """The bytes to write into the socket address `address`, and where; None unless it is of all interfaces."""
+    offset, host = _LOOPBACK.get(int.from_bytes(address[:2], sys.byteorder), (0, b""))  # type: ignore[call-overload]
+    return (offset, host) if host and address[offset : offset + len(host)] == bytes(len(host)) else None
 
 
 if __name__ == "__main__":

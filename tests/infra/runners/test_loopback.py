@@ -31,21 +31,53 @@ print(json.dumps([error, *(each.getsockname()[0] for each in (four, six, datagra
 """
 
 
-def start(code: str, *arguments: str) -> subprocess.Popen[str]:
+WITHOUT_PIDFD_GETFD = """
+import ctypes, os, struct, sys
+from infra.sandbox import linux
+steps = [(0x20, 0, 0, 0), (0x15, 0, 1, 438), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *step) for step in steps))
+linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+linux.prctl(linux.PR_SET_SECCOMP, ctypes.c_char_p(struct.pack("@HP", len(steps), ctypes.addressof(code))))
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Starts a program as containers do by default: pidfd_getfd is refused with EPERM."""
+
+
+def start(code: str, *arguments: str, within: str = "") -> subprocess.Popen[str]:
     command = loopback_command([sys.executable, "-c", code, *arguments])
+    command = [sys.executable, "-c", within, *command] if within else command
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_sockets_of_all_interfaces_are_bound_to_loopback() -> None:
-    with start(f"{BINDS}\nimport time; time.sleep(600)", "listening") as process:
+@pytest.mark.parametrize("within", ["", WITHOUT_PIDFD_GETFD], ids=["", "as in a container"])
+def test_sockets_of_all_interfaces_are_bound_to_loopback(within: str) -> None:
+    with start(f"{BINDS}\nimport time; time.sleep(600)", f"listening-{bool(within)}", within=within) as process:
         assert process.stdout is not None
-        assert json.loads(process.stdout.readline()) == [98, "127.0.0.1", "::ffff:127.0.0.1", "127.0.0.1", "127.0.0.2"]
+        line = process.stdout.readline()
         (child,) = psutil.Process(process.pid).children()
         sockets = listening_sockets([child])
-        assert len(sockets) == 4
-        assert not exposed_addresses(sockets)
         process.kill()  # the program ends with it
         child.wait(30)
+    assert json.loads(line) == [98, "127.0.0.1", "::ffff:127.0.0.1", "127.0.0.1", "127.0.0.2"]
+    assert len(sockets) == 4
+    assert not exposed_addresses(sockets)
+
+
+def test_bind_of_an_address_that_is_read_only_fails() -> None:
+    """It listens nowhere, rather than on all interfaces. (Linux lets private memory be written all the same.)"""
+    code = """
+import ctypes, mmap, os, socket, tempfile
+with tempfile.TemporaryFile() as file:
+    file.write((2).to_bytes(2, "little") + bytes(14)); file.flush()
+    four, libc = socket.socket(), ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    at = libc.mmap(None, ctypes.c_size_t(4096), mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), ctypes.c_long(0))
+    result = libc.bind(four.fileno(), ctypes.c_void_p(at), 16)
+    print(result, ctypes.get_errno() != 0, four.getsockname()[1])
+"""
+    with start(code) as process:
+        out, error = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "-1 True 0\n"), error
 
 
 @pytest.mark.parametrize(
