@@ -23,7 +23,7 @@ from apache_beam.options.pipeline_options import FlinkRunnerOptions
 
 from infra.kafka.broker import HOST, java_command
 from infra.maven import PrintProgress
-from infra.runners.flink_jars import BEAM, FLINK, JARS
+from infra.runners.flink_jars import BEAM, FLINK, HEAP_MB, JARS
 from infra.runners.flink_jobs import EMBEDDED, POLL_S, UnsupportedFlink, read_value, sole_job
 from infra.runners.local_server import ALLOW_VARIABLE, running_server
 from infra.runners.loopback import loopback_command
@@ -35,7 +35,6 @@ _BUNDLES_ANOTHER_BEAM = "beam-sdks-java-harness-"
 """A jar for Java steps that bundles classes of another Beam version."""
 _JOB_SERVER_JAR = re.compile(r"beam-runners-flink-(?P<flink>\d+\.\d+)-job-server-(?P<beam>\d+\.\d+\.\d+)\S*\.jar$")
 _OPENED_PACKAGES = ("java.lang", "java.util", "java.nio", "sun.nio.ch")
-_HEAP_MB = 1500
 _START_S = 60.0
 _SLOTS_S = 20.0
 """Seconds in which the slots of a job that has ended become free, and restarted task managers register theirs."""
@@ -47,10 +46,10 @@ def running_flink(
 ) -> Iterator[str]:
     """Run a job server for the Flink at `master`, or with an embedded one; the context value is its job endpoint.
 
-    `progress` gets lines of text while jars are downloaded. A job needs as many task slots as its `parallelism`. Jobs
-    of the cluster with the name `job` are cancelled before, and in the end, see `sole_job`. Raises UnsupportedFlink,
-    UncancelledJob, ExposedServer if it listens beyond loopback and the user has not allowed that, JarResolutionError,
-    RuntimeError if it does not start.
+    `progress` gets lines of text while jars are downloaded. A job needs as many task slots as its `parallelism`. That
+    with the name `job` is cancelled in the end, and those of earlier submissions before, see `sole_job`. Raises
+    UnsupportedFlink, UncancelledJob, ExposedServer if it listens beyond loopback and the user has not allowed that,
+    JarResolutionError, RuntimeError if it does not start.
     """
     with ExitStack() as stack:
         if master not in EMBEDDED:
@@ -62,7 +61,7 @@ def running_flink(
 
 @contextmanager
 def slots_for(master: str, parallelism: int, job: str) -> Iterator[None]:
-    """The task slots of the cluster at `master` for a job with the name `job`, which no other job has then.
+    """The task slots of the cluster at `master` for the job with the name `job`, without those of earlier submissions.
 
     Raises as `sole_job` and `check_capacity` do.
     """
@@ -78,7 +77,7 @@ def _running_server(master: str, progress: PrintProgress) -> Iterator[str]:
     def command(port: int, folder: Path) -> list[str]:
         ports = (f"--job-port={port}", "--artifact-port=0", "--expansion-port=0")
         arguments = (f"--flink-master={'[local]' if master == '[auto]' else master}", f"--job-host={HOST}", *ports)
-        java, *rest = java_command(_HEAP_MB, jars, "org.apache.beam.runners.flink.FlinkJobServerDriver", *arguments)
+        java, *rest = java_command(HEAP_MB, jars, "org.apache.beam.runners.flink.FlinkJobServerDriver", *arguments)
         whole = [java, *java_options(folder), *rest]
         return whole if os.environ.get(ALLOW_VARIABLE) else loopback_command(whole)
 
@@ -110,6 +109,19 @@ def check_cluster(master: str) -> None:
         f"{FLINK}: use a cluster of Flink {FLINK}, or your own job server for that version "
         f"(-- --job_endpoint=HOST:PORT, or --flink_job_server_jar=FILE)"
     )
+
+
+def warn_of_other_beam(jar: str) -> None:
+    """Warn if the name of a user's job server, the file `jar`, says that it is of another Beam than this one's.
+
+    Only the pair of our job server was tried. A job server that was started elsewhere does not tell its version.
+    """
+    named = _JOB_SERVER_JAR.search(jar)
+    if named and named["beam"] != beam.__version__ and (named["flink"], named["beam"]) != (FLINK, BEAM):
+        log.warning(
+            "%s is of Beam %s, but the pipeline is of Beam %s: this pair was not tried, use the job server of Beam %s",
+            *(named[0], named["beam"], beam.__version__, beam.__version__),
+        )
 
 
 def check_own_server(master: str, jar: str | None) -> None:
@@ -145,9 +157,11 @@ def _is_release(version: str, release: str) -> bool:
 def check_capacity(master: str, parallelism: int) -> None:
     """Check that the Flink at `master` has as many free task slots as `parallelism`, or will have them in a moment.
 
-    Raises UnsupportedFlink with the numbers; Flink would let the job wait for minutes, without a log. A cluster without
-    slots is accepted with a warning: it may start task managers on demand (YARN, Kubernetes in the mode native).
+    Beam's default parallelism is -1, with which a job needs one slot. Raises UnsupportedFlink with the numbers; Flink
+    would let the job wait for minutes, without a log. A cluster without slots is accepted with a warning: it may start
+    task managers on demand (YARN, Kubernetes in the mode native).
     """
+    parallelism = max(1, parallelism)
     deadline = time.monotonic() + _SLOTS_S
     while True:
         slots, free = (read_value(master, "/overview", f"slots-{kind}") for kind in ("total", "available"))

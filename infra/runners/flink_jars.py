@@ -1,10 +1,11 @@
-"""The jars of Beam's job server for Flink."""
+"""The jars of Beam's job server for Flink, and its heap."""
 
 from __future__ import annotations
 
 from infra.maven import Jars
 
 FLINK, BEAM = "1.19", "2.70.0"
+HEAP_MB = 1500
 JARS = Jars(
     f"flink-{FLINK}-beam-{BEAM}",
     f"Apache Flink {FLINK} and Apache Beam {BEAM} (about 160 MB of jars, once per user)",

@@ -1,8 +1,9 @@
 """The jobs of a Flink cluster by its REST interface: Beam's job server submits one, but cannot cancel it.
 
 A request to cancel only ends the wait of the job server (`JobInvocation.cancel` interrupts its thread). The job would
-run on, hold its task slots and commit beside a successor, also after its job server was killed. So a job has a name
-that its next submission has, too, and each of them cancels what has that name.
+run on, hold its task slots and commit beside a successor, also after its job server was killed. So the names of all
+jobs of a role begin alike, and end in a number of their submission: each submission cancels those before it, and in the
+end its own alone. One that was stopped for a while would cancel its successor otherwise.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import http.client
 import json
 import logging
+import re
 import time
-from collections.abc import Collection, Iterator
+import uuid
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -30,6 +33,8 @@ _APPEARS_S = 5.0
 _REQUEST_S = 10.0
 _MAX_REPLY = 1 << 24
 _ENDED = ("FINISHED", "CANCELED", "FAILED")
+_NUMBER = "-[0-9a-f]{12}"
+"""The number of a submission, at the end of its job's name."""
 
 
 class UnsupportedFlink(RuntimeError):
@@ -40,54 +45,60 @@ class UncancelledJob(RuntimeError):
     """A job of the cluster has not ended, although it was cancelled."""
 
 
+def numbered(name: str) -> str:
+    """The name of the job of a new submission of `name`, which all its submissions share."""
+    return f"{name}-{uuid.uuid4().hex[:12]}"
+
+
 @contextmanager
-def sole_job(master: str, name: str) -> Iterator[None]:
-    """Cancel what has the name `name` at the Flink `master` before, and in the end; the context value is None.
+def sole_job(master: str, job: str) -> Iterator[None]:
+    """Cancel the jobs of earlier submissions at the Flink `master`, and in the end that with the name `job`, which
+    `numbered` has given; the context value is None.
 
     Raises UnsupportedFlink and UncancelledJob; in the end only if the `with` block has raised nothing.
     """
-    earlier = cancel_jobs(master, name)
+    shared, own = re.sub(f"{_NUMBER}$", "", job), re.compile(re.escape(job))
+    cancel_jobs(master, re.compile(f"{re.escape(shared)}({_NUMBER})?"))  # one of an earlier release has no number
     try:
         yield
     except BaseException:
         with suppress(UnsupportedFlink, UncancelledJob):  # the next submission cancels it
-            cancel_jobs(master, name)
+            cancel_jobs(master, own)
         raise
-    cancel_jobs(master, name, wait_for_other_than=earlier)
+    cancel_jobs(master, own, appears_s=_APPEARS_S)
 
 
-def cancel_jobs(
-    master: str, name: str, within_s: float = CANCEL_S, wait_for_other_than: Collection[str] | None = None
-) -> list[str]:
-    """Cancel each job with the name `name` of the Flink at `master`, wait until all have ended, and return their ids,
-    with those that had ended before.
+def cancel_jobs(master: str, name: re.Pattern[str], within_s: float = CANCEL_S, appears_s: float = 0.0) -> list[str]:
+    """Cancel each job whose whole name is like `name` of the Flink at `master`, wait until all have ended, and return
+    their ids, with those that had ended before.
 
-    With `wait_for_other_than`, a job that is not one of these may appear only in a moment. Raises UnsupportedFlink if
-    no Flink responds, UncancelledJob with the ids of jobs that have not ended `within_s` seconds later.
+    A first one may appear only within `appears_s` seconds. Raises UnsupportedFlink if no Flink responds, UncancelledJob
+    with the ids of jobs that have not ended `within_s` seconds later.
     """
     began = time.monotonic()
     while True:
         jobs = _jobs(master, name)
-        running = [job for job, state in jobs.items() if state not in _ENDED]
+        running = [job for job, (_, state) in jobs.items() if state not in _ENDED]
         waited_s = time.monotonic() - began
-        awaited = wait_for_other_than is not None and not jobs.keys() - set(wait_for_other_than)
-        if not running and not (awaited and waited_s < _APPEARS_S):
+        if not running and (jobs or waited_s >= appears_s):
             return list(jobs)
         if running and waited_s > within_s:
+            named = ", ".join(f"{job} ({jobs[job][0]})" for job in running)
             raise UncancelledJob(
-                f"job {', '.join(running)} ({name}) of the Flink at {master} has not ended {within_s:g} s after it was "
-                "cancelled, and may run on: see its tasks in Flink's interface"
+                f"job {named} of the Flink at {master} has not ended {within_s:g} s after it was cancelled, and may "
+                "run on: see its tasks in Flink's interface"
             )
         for job in running:
-            if jobs[job] != "CANCELLING":
-                _cancel(master, job, name)
+            own_name, state = jobs[job]
+            if state != "CANCELLING":
+                _cancel(master, job, own_name)
         time.sleep(POLL_S)
 
 
-def _jobs(master: str, name: str) -> dict[str, str]:
-    """The states of the jobs with the name `name`, by their ids."""
+def _jobs(master: str, name: re.Pattern[str]) -> dict[str, tuple[str, str]]:
+    """The names and the states of the jobs with a name like `name`, by their ids."""
     listed = read_value(master, "/jobs/overview", "jobs")
-    return {job["jid"]: job["state"] for job in listed if job["name"] == name}
+    return {job["jid"]: (job["name"], job["state"]) for job in listed if name.fullmatch(job["name"])}
 
 
 def _cancel(master: str, job: str, name: str) -> None:

@@ -11,6 +11,11 @@ from typing import Literal, get_args
 
 RunnerName = Literal["embedded", "prism", "flink", "portable"]
 RUNNERS: tuple[RunnerName, ...] = get_args(RunnerName)
+FLINK_VERSION_UNUSED = (
+    "--flink_version has no effect: a job server is of one version of Flink. Leave it out; for a cluster of another "
+    "version than Laminar's pass --job_endpoint=HOST:PORT or --flink_job_server_jar=FILE"
+)
+"""Beam reads that option only where it downloads a job server itself."""
 
 _TEN_YEARS_S = "315360000"
 # LOOPBACK: the steps run in the submitting process and receive its signals; for a cluster the user sets another type.

@@ -26,11 +26,11 @@ from apache_beam.runners.runner import PipelineResult, PipelineState
 
 from infra.runners import worker
 from infra.runners.exposure import reject_exposed_options
-from infra.runners.flink_jobs import EMBEDDED
+from infra.runners.flink_jobs import EMBEDDED, UnsupportedFlink, numbered
 from infra.runners.garbage_collection import reduce_gc_frequency
 from infra.runners.liveness import LIVENESS
 from infra.runners.local_server import wait_for_job_server
-from infra.runners.options import RunnerName, option_names, pipeline_options
+from infra.runners.options import FLINK_VERSION_UNUSED, RunnerName, option_names, pipeline_options
 from infra.runners.stopping import STOPPING, stopping_on_signals
 from infra.runners.thread_switches import switch_threads_sooner
 from infra.runners.worker_pool import local_worker_pool
@@ -81,8 +81,9 @@ def run_pipeline(
 
     `beam_options` override the defaults for `runner`. `close` is called when the pipeline has stopped for any reason
     and releases what the steps opened in this process. On a Flink cluster at `--flink_master` the job is cancelled
-    then, and an earlier job of the same `--job_name` before. Raises the error of a failed pipeline, NoJobServer,
-    ExposedOptions for options that would let other machines run code here, and ValueError for an unknown runner.
+    then, and before it those of earlier submissions with the same `--job_name`. Raises the error of a failed pipeline,
+    NoJobServer, UnsupportedFlink, ExposedOptions for options that would let other machines run code here, and
+    ValueError for an unknown runner.
     """
     reduce_gc_frequency()
     switch_threads_sooner()
@@ -111,8 +112,9 @@ def run_pipeline(
 @contextmanager
 def _options(runner: RunnerName, beam_options: Sequence[str]) -> Iterator[list[str]]:
     options = pipeline_options(runner, beam_options)
-    if runner == "flink" and "job_name" not in option_names(options):
-        options.append(f"--job_name=laminar-{uuid.uuid4().hex[:12]}")
+    if runner == "flink":
+        given = PipelineOptions(options).view_as(GoogleCloudOptions).job_name
+        options.append(f"--job_name={numbered(given or f'laminar-{uuid.uuid4().hex[:12]}')}")  # the last is used
     reject_exposed_options(runner, options)
     with local_job_server(runner, options) as endpoint:
         named = [*options, f"--job_endpoint={endpoint}"] if endpoint else options
@@ -143,7 +145,7 @@ def local_job_server(runner: RunnerName, options: Sequence[str]) -> AbstractCont
     """Run a job server on this machine if `runner` needs one and `options` name none; its endpoint, else None.
 
     `--prism_location` names the binary of Prism, `--flink_master` the cluster to which the job server submits, and
-    which cancels the job with the name `--job_name` in the end.
+    which cancels the job with the name `--job_name` in the end. Raises UnsupportedFlink for `--flink_version`.
     """
     named = option_names(options)
     read = PipelineOptions(list(options))
@@ -154,14 +156,17 @@ def local_job_server(runner: RunnerName, options: Sequence[str]) -> AbstractCont
         return running_prism(read.view_as(PrismRunnerOptions).prism_location)
     if runner != "flink":
         return nullcontext()
+    if "flink_version" in named:
+        raise UnsupportedFlink(FLINK_VERSION_UNUSED)
     flink, job = read.view_as(FlinkRunnerOptions), read.view_as(GoogleCloudOptions).job_name or ""
     if not {"job_endpoint", "flink_job_server_jar"} & named:
         from infra.runners.flink import running_flink
 
         return running_flink(log.info, flink.flink_master, flink.parallelism, job)
-    if flink.flink_master not in EMBEDDED:
-        from infra.runners.flink import check_own_server, slots_for
+    from infra.runners.flink import check_own_server, slots_for, warn_of_other_beam
 
+    warn_of_other_beam(flink.flink_job_server_jar or "")
+    if flink.flink_master not in EMBEDDED:
         check_own_server(flink.flink_master, flink.flink_job_server_jar)
         return slots_for(flink.flink_master, flink.parallelism, job)
     log.info(

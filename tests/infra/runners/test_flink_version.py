@@ -11,11 +11,12 @@ from pathlib import Path
 
 import apache_beam as beam
 import pytest
+from apache_beam.options.pipeline_options import FlinkRunnerOptions, PipelineOptions
 
 from infra.kafka.broker import free_port
 from infra.runners import flink
 from infra.runners.flink import check_capacity, check_cluster, check_own_server, running_flink
-from infra.runners.flink_jars import FLINK
+from infra.runners.flink_jars import BEAM, FLINK
 from infra.runners.flink_jobs import UnsupportedFlink
 from infra.runners.local_server import ALLOW_VARIABLE
 from infra.runners.run import local_job_server, run_pipeline
@@ -89,6 +90,18 @@ def test_cluster_whose_slots_are_in_use_is_rejected(monkeypatch: pytest.MonkeyPa
         check_capacity(address, 2)
 
 
+def test_job_without_parallelism_needs_a_free_slot(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(flink, "_SLOTS_S", 0.0)
+    default = PipelineOptions([]).view_as(FlinkRunnerOptions).parallelism
+    with cluster(config(FLINK), overview(2, 0)) as address, pytest.raises(UnsupportedFlink, match="the job needs 1: "):
+        check_capacity(address, default)
+    with cluster(config(FLINK), overview(0, 0)) as address:
+        check_capacity(address, default)
+    assert caplog.messages[0].endswith("until task managers with 1 have started")
+
+
 def test_cluster_without_slots_is_accepted_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """It may start task managers when a job is submitted."""
     with cluster(config(FLINK), overview(0, 0)) as address:
@@ -115,9 +128,39 @@ def test_job_server_by_file_must_have_the_clusters_flink(
         reason = f"{address} has Flink '1.19.3'; beam-runners-flink-1.20-job-server-2.65.0.jar is of Beam 2.65.0 for"
         with pytest.raises(UnsupportedFlink, match=f"{reason} Flink 1.20: use a cluster of Flink 1.20"):
             run_pipeline(lambda pipeline: None, "flink", [f"--flink_master={address}", f"--flink_job_server_jar={jar}"])
+    caplog.clear()
     with cluster(config("1.20.1")) as address:
         check_own_server(address, str(jar))
     assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("name", "warned"),
+    [
+        ("beam-runners-flink-1.20-job-server-2.65.0.jar", True),
+        (f"beam-runners-flink-{FLINK}-job-server-2.65.0.jar", True),
+        (f"beam-runners-flink-2.2-job-server-{BEAM}.jar", True),
+        (f"beam-runners-flink-{FLINK}-job-server-{BEAM}.jar", False),
+        (f"beam-runners-flink-2.2-job-server-{beam.__version__}.jar", False),
+        ("mine.jar", False),
+    ],
+)
+def test_job_server_of_another_beam_is_named(name: str, warned: bool, caplog: pytest.LogCaptureFixture) -> None:
+    with local_job_server("flink", [f"--flink_job_server_jar=/jars/{name}"]):
+        pass
+    assert [f"but the pipeline is of Beam {beam.__version__}: " in each for each in caplog.messages] == [True] * warned
+
+
+@pytest.mark.parametrize("more", ["", " --job_endpoint=jobs:8099", " --flink_job_server_jar=mine.jar"])
+def test_flink_version_is_rejected_as_it_has_no_effect(more: str) -> None:
+    with pytest.raises(UnsupportedFlink, match="--flink_version has no effect"):
+        local_job_server("flink", f"--flink_version=2.0{more}".split())
+
+
+def test_document_lists_the_pairs_of_beam_and_flink() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "deploy.md").read_text()
+    assert f"| {BEAM} | {FLINK} |" in text
+    assert f"| {beam.__version__} | {', '.join(FlinkRunnerOptions.PUBLISHED_FLINK_VERSIONS)} |" in text
 
 
 def test_cluster_without_a_published_job_server_is_named(caplog: pytest.LogCaptureFixture) -> None:
