@@ -229,11 +229,13 @@ def is_permanent(error: Exception) -> bool:
 
 
 def job_name(config: Config, process: RoleProcess) -> str:
-    """The name of the job of `process` on a cluster, by which its next submission finds and cancels it.
+    """The beginning of the names of the jobs of `process` on a cluster, by which its next submission cancels the last.
 
-    It has a hash of Kafka's address: another run of this name, at another Kafka, is not this run.
+    It has a hash of Kafka's address: another run of this name, at another Kafka, is not this run. The address is that
+    of the first role: where the job is submitted the roles' properties exist, and perhaps not those of the commands.
     """
-    address = hashlib.sha256(config.kafka.client().bootstrap_servers.encode()).hexdigest()
+    client = config.kafka.for_role(process.roles[0].pipeline).client()
+    address = hashlib.sha256(client.bootstrap_servers.encode()).hexdigest()
     return f"laminar-{config.run.name}-{process.name}-{address[:8]}"
 
 

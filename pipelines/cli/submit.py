@@ -214,8 +214,9 @@ def _outlined(
     unnamed = [] if draft.config.run.name else [UNNAMED]
     config = with_run_name(draft.config, file)  # an example, to show the topics
     named = config.kafka.bootstrap_servers or config.kafka.client_properties
-    existing, problems = existing_topics(config) if named else ({}, [])
     process = submitted_process(config, pipeline, index)
+    own = replace(config, kafka=config.kafka.for_role(process.roles[0].pipeline))
+    existing, problems = existing_topics(own) if named else ({}, [])
     found = outline(config, process, runner, beam_options, existing)
     found = replace(found, missing=tuple(dict.fromkeys([*unnamed, *found.missing, *problems])))
     if draft.problems:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import apache_beam as beam
 import pytest
@@ -14,7 +15,7 @@ from infra.runners.options import RunnerName
 from operators.io.read_branches import ReadBranches
 from operators.io.read_topics import flink_keys, sources_of
 from pipelines.config import Config, parse_config
-from pipelines.roles import ALL_SHARDS, DATA_PLANE, flink_options, graph_of, run_process, submitted_process
+from pipelines.roles import ALL_SHARDS, DATA_PLANE, flink_options, graph_of, job_name, run_process, submitted_process
 
 PARTITIONS = 4
 
@@ -92,3 +93,11 @@ def test_job_has_a_name_that_its_next_submission_has_too(monkeypatch: pytest.Mon
     assert first == again
     assert first.startswith(f"--job_name=laminar-{config.run.name}-data-plane-")
     assert len({first, other, other_kafka}) == 3, "another run of this name, at another Kafka, is not cancelled"
+
+
+def test_job_name_needs_the_properties_of_its_roles_alone(tmp_path: Path) -> None:
+    """The pod of a submission has the Secrets of its roles, and not that of the commands."""
+    config = config_of(2)
+    config = replace(config, kafka=replace(config.kafka, client_properties=f"{tmp_path}/{{role}}.properties"))
+    (tmp_path / "prompts.properties").write_text("bootstrap.servers=localhost:1\n")
+    assert job_name(config, submitted_process(config, DATA_PLANE)).startswith("laminar-first-data-plane-")

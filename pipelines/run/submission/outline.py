@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from infra.runners.options import RunnerName, option_names, pipeline_options
+from infra.runners.options import FLINK_VERSION_UNUSED, RunnerName, option_names, pipeline_options
 from pipelines.config import Config
 from pipelines.inspect.run_folders import laminar_command
 from pipelines.roles import Role, RoleProcess, flink_options, import_pipeline
@@ -68,7 +68,8 @@ def outline(
     chosen = [*(flink_options(config, process) if runner == "flink" else ()), *beam_options]
     options = pipeline_options(runner, chosen)
     steps: tuple[GraphStep, ...] = ()
-    missing = [*_missing_settings(config), *_missing_for_runner(runner, options)]
+    own = replace(config, kafka=config.kafka.for_role(process.roles[0].pipeline))
+    missing = [*_missing_settings(own), *_missing_for_runner(runner, options)]
     try:
         if config.run.name and _has_kafka(config):
             steps = tuple(step for role in process.roles for step in steps_of(config, role))
@@ -89,6 +90,7 @@ def steps_of(config: Config, role: Role) -> tuple[GraphStep, ...]:
     """The steps of the graph of `role`, built but not run. Raises the error of a failed build."""
     from pipelines.branches import built
 
+    config = replace(config, kafka=config.kafka.for_role(role.pipeline))
     build = partial(import_pipeline(role).build, config=config, **role.build_arguments)
     return tuple(_graph_step(part) for part in built(build).parts)
 
@@ -131,6 +133,8 @@ def _missing_for_runner(runner: RunnerName, options: Sequence[str]) -> list[str]
         from infra.runners.prism import find_prism
 
         return [] if find_prism() else ["Prism is not installed: run `make prism`, or pass -- --prism_location=FILE"]
+    if runner == "flink" and "flink_version" in named:
+        return [FLINK_VERSION_UNUSED]
     if runner == "portable" and "job_endpoint" not in named:
         return ["no job server is configured: pass -- --job_endpoint=HOST:PORT"]
     return []

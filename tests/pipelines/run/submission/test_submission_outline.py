@@ -52,6 +52,7 @@ def test_outline_lists_topics_and_steps(role: str) -> None:
         ({"model": "x"}, "embedded", (), "which has no model"),
         ({}, "portable", ("--job_endpoint=localhost:1",), ""),
         ({}, "flink", (), ""),
+        ({}, "flink", ("--flink_version=1.20",), "--flink_version has no effect"),
         ({}, "prism", ("--prism_location=x",), ""),
     ],
 )
@@ -107,3 +108,19 @@ def test_submit_dry_run_exits_with_1_if_incomplete(
     code, out = dry_run("--set", f"run.name={run_id}", "--set", "kafka.bootstrap_servers=localhost:1")
     assert code == 1
     assert "Kafka does not answer" in out
+
+
+def test_submit_dry_run_needs_the_roles_properties_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On the machine of a role the properties of the commands need not exist."""
+    (tmp_path / "score.properties").write_text("bootstrap.servers=localhost:1\n")
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'rollout.engine = "emulated"\nprompts.source = "synthetic"\nrun.name = "first"\n'
+        f'kafka.client_properties = "{tmp_path}/{{role}}.properties"\n'
+    )
+    with pytest.raises(SystemExit):
+        main(["submit", "score", str(file), "--dry-run", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    (missing,) = found["missing"]
+    assert "Kafka does not answer" in missing
+    assert [step["name"] for step in found["steps"]]
