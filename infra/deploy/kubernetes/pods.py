@@ -22,6 +22,7 @@ from infra.deploy.plan import (
 )
 from infra.machine import GATEWAY_URL
 from infra.machine import VARIABLE as MACHINE
+from infra.runners.flink_jars import HEAP_MB
 from infra.runners.flink_jobs import CANCEL_S
 
 POOL_PORT = 50000
@@ -34,6 +35,9 @@ _ALIVE_S = 30
 _PROBE_TIMEOUT_S = 10
 """A probe starts processes, which takes seconds on a node whose processors are all busy; Kubernetes' default is 1 s."""
 _POOL_START_S = 300
+_BESIDE_HEAP_MB = 2500
+"""Of a pod that submits to Flink, beside the heap of the job server: Java's classes, threads and direct buffers (up to
+as much as the heap), and Python with all pipelines (220 MB after their imports) and their graphs."""
 _NODE = {"fieldRef": {"fieldPath": "spec.nodeName"}}
 _INDEX = {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
 
@@ -125,9 +129,10 @@ def submitter_pod(plan: DeploymentPlan, master: str) -> dict[str, Any]:
     command = ["laminar", "submit", DATA_PLANE, CONFIG, "--runner", "flink", "--", *where]
     pod = _data_plane_pod(plan, DATA_PLANE, command)
     pod["metadata"]["labels"][SUBMITS_TO] = plan.run
-    unit = Unit(DATA_PLANE)
+    unit = Unit(DATA_PLANE, memory_gib=math.ceil((HEAP_MB + _BESIDE_HEAP_MB) / 1024))
     container = pod["spec"]["containers"][0]
     container["env"].insert(0, _alive_file(unit))
+    container["resources"] = _resources(plan, unit)
     container |= _probes(plan, unit)
     # A stop cancels the job, and waits until it has ended.
     pod["spec"]["terminationGracePeriodSeconds"] = math.ceil(CANCEL_S) + unit.grace_s

@@ -12,6 +12,7 @@ import kubernetes_validate
 import pytest
 from deployments import BY_COMMAND, deployment, on_flink, run_file
 
+from infra.runners.flink_jars import HEAP_MB
 from infra.runners.flink_jobs import CANCEL_S
 from operators.io.sink import STUCK_S
 from pipelines.config import ConfigError, KafkaConfig
@@ -77,6 +78,15 @@ def test_submitter_reports_and_has_the_time_of_a_stop(tmp_path: Path) -> None:
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert f"-name '{Path(file).name}*'" in container[probe]["exec"]["command"][-1]
     assert pod["spec"]["terminationGracePeriodSeconds"] > CANCEL_S + 30
+
+
+def test_submitter_has_memory_for_its_job_server(tmp_path: Path) -> None:
+    pod = manifest_of(deployment(flink_file(tmp_path)), "Deployment", "laminar-big-run-data-plane")["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    resources = container["resources"]
+    assert resources["limits"] == {"memory": "4Gi"}
+    assert resources["requests"] == {"cpu": "1", "memory": "4Gi"}
+    assert 2 * HEAP_MB + 512 < 4 * 1024, "Java's direct buffers may be as large as its heap; and Python"
 
 
 def test_flink_task_managers_have_the_rights_of_other_pods(tmp_path: Path) -> None:
