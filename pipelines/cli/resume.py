@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pipelines.inspect.submissions import Submission
 
 KAFKA_TIMEOUT_S = 3.0
+_STOP_S = 120.0
+"""Seconds that roles may take to stop before they are submitted again."""
 
 
 def resume_command(
@@ -29,8 +31,13 @@ def resume_command(
         bool, typer.Option("--accept-changes", help="Use data, code and model files that have changed since the start.")
     ] = False,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="How long roles may take to stop, with --set.")
-    ] = 120.0,
+        float | None,
+        typer.Option(
+            "--timeout",
+            metavar="SECONDS",
+            help="How long roles may take to stop, with --set; by default 120, and 450 with one on Flink.",
+        ),
+    ] = None,
     run: RunOption = None,
     folder: RunsFolder = RUNS,
     json: JsonOption = False,
@@ -123,10 +130,10 @@ def _resume_submitted(
     submitted: Sequence[Submission],
     changes: list[str],
     accept_changes: bool,
-    timeout_s: float,
+    timeout_s: float | None,
     as_json: bool,
 ) -> Report:
-    from pipelines.inspect.submissions import read_submission
+    from pipelines.inspect.submissions import read_submission, stop_time_s
     from pipelines.run.submission.change import SettingsChange
     from pipelines.run.submission.detached import start_respawner
     from pipelines.run.submission.role_checks import check_submissions
@@ -135,7 +142,9 @@ def _resume_submitted(
     absent = _absent(found, submitted, changes, accept_changes)
     again = [each for each in change.concerned if each not in absent] if change is not None else []
     check_submissions(found.folder, again, changes, accept_changes=accept_changes)
-    left = change.apply(timeout_s) if change is not None else []
+    left: list[str] = []
+    if change is not None:
+        left = change.apply(stop_time_s(change.concerned, _STOP_S) if timeout_s is None else timeout_s)
     resumed = [start_respawner(each) for each in absent]
     again = [start_respawner(read_submission(each.file)) for each in again if each.role.name not in left]
     data = {"run": found.run, "resumed": {each.role.name: each.pid for each in (*resumed, *again)}, "running": left}

@@ -17,6 +17,9 @@ from pipelines.inspect.run_files import AUDIT_FILE, CONFIG_FILE, SUBMITTED
 from pipelines.inspect.run_folders import RUNS, RunFolder
 from pipelines.present.output import Report
 
+_STOP_S = 60.0
+"""Seconds that roles may take to end."""
+
 
 def stop_command(
     run: RunOption = None,
@@ -24,8 +27,13 @@ def stop_command(
         str, typer.Option("--role", metavar="ROLE", help="Only this role of `submit --detach` (rollout-1), for good.")
     ] = "",
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait until it has stopped.")
-    ] = 60.0,
+        float | None,
+        typer.Option(
+            "--timeout",
+            metavar="SECONDS",
+            help="How long to wait until it has stopped; by default 60, and 390 for a role on Flink.",
+        ),
+    ] = None,
     folder: RunsFolder = RUNS,
     json: JsonOption = False,
 ) -> Report:
@@ -43,15 +51,16 @@ def stop_command(
       laminar runs stop --run first --role rollout-1
     """
     from pipelines.inspect.run_folders import find_run, has_ended, process_of, read_run, stop_run
-    from pipelines.inspect.submissions import submissions
+    from pipelines.inspect.submissions import stop_time_s, submissions
     from pipelines.run.submission.detached import remove_unused_store
     from pipelines.run.submission.detached import stop as stop_submitted
 
     found = find_run(folder, run)
-    deadline = time.monotonic() + timeout
     if role:
-        return _stop_role(found, role, deadline, timeout, as_json=json)
+        return _stop_role(found, role, timeout, as_json=json)
     submitted = submissions(found.folder)
+    timeout = stop_time_s(submitted, _STOP_S) if timeout is None else timeout
+    deadline = time.monotonic() + timeout
     active = found.status == "running" or any(each.status in ("up", "unsupervised") for each in submitted)
     stopped = stop_run(found, timeout)
     for each in submitted:
@@ -97,9 +106,9 @@ def _final_audit(found: RunFolder) -> tuple[bool, str]:
     return True, ""
 
 
-def _stop_role(found: RunFolder, role: str, deadline: float, timeout: float, *, as_json: bool) -> Report:
+def _stop_role(found: RunFolder, role: str, timeout: float | None, *, as_json: bool) -> Report:
     from pipelines.inspect.run_folders import read_run
-    from pipelines.inspect.submissions import submissions
+    from pipelines.inspect.submissions import stop_time_s, submissions
     from pipelines.run.submission.detached import remove
 
     by_name = {each.role.name: each for each in submissions(found.folder)}
@@ -107,7 +116,8 @@ def _stop_role(found: RunFolder, role: str, deadline: float, timeout: float, *, 
         known = ", ".join(by_name) or "none"
         reason = f"no role {role!r} of run {found.run} was submitted with --detach; there are: {known}"
         raise typer.BadParameter(reason, param_hint="--role")
-    stopped = remove(by_name[role], deadline)
+    timeout = stop_time_s([by_name[role]], _STOP_S) if timeout is None else timeout
+    stopped = remove(by_name[role], time.monotonic() + timeout)
     log = by_name[role].log
     ended = f"{role} of run {found.run} has ended, and is not resumed with the run"
     text = ended if stopped else f"{role} of run {found.run} is still running after {timeout:g} s: see {log}"

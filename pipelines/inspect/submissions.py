@@ -114,6 +114,13 @@ class Submission:
         write_even_if_disk_full(self.file, json.dumps(fields, indent=1))
 
 
+def stop_time_s(submitted: Sequence[Submission], otherwise_s: float) -> float:
+    """Seconds that the end of all of `submitted` may take: `otherwise_s`, and those of a job with one on Flink."""
+    from infra.runners.flink_jobs import CANCEL_S  # with a client of HTTP
+
+    return otherwise_s + (CANCEL_S if any(each.runner == "flink" for each in submitted) else 0.0)
+
+
 def date_start(folder: Path) -> None:
     """Date the start of the run in `folder`, whose first role is submitted, unless that has been done."""
     if not (first := folder / FIRST_SUBMITTED).exists():

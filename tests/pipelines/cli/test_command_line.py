@@ -14,6 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from infra.runners.flink_jobs import CANCEL_S
 from pipelines.cli import main as command_line
 from pipelines.cli.lazy import CommandModule, lazy_group
 from pipelines.cli.main import COMMANDS, main
@@ -38,6 +39,13 @@ def test_help_takes_no_brackets_for_markup() -> None:
 def test_cli_reference_matches_every_help_text() -> None:
     written = (Path(__file__).parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
     assert written == reference(), "out of date: `make generated`"
+
+
+@pytest.mark.parametrize(("name", "seconds"), [("stop", 60), ("resume", 120)])
+def test_help_has_the_time_that_a_stop_may_take(name: str, seconds: int) -> None:
+    (command,) = (command for words, command in every_command() if words == ("runs", name))
+    (option,) = (each for each in command.params if each.name == "timeout")
+    assert f"by default {seconds}, and {seconds + CANCEL_S:g} " in option.help
 
 
 @pytest.mark.parametrize(

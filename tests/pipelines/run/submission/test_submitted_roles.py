@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from infra.runners.flink_jobs import CANCEL_S
 from infra.store.names import default_root
 from infra.store.ownership import open_folder
 from pipelines.cli.main import main
@@ -274,6 +275,34 @@ def test_stopped_role_is_not_resumed_with_its_run(folder: Path, laminar: Laminar
     code, _, error = laminar("stop", "--role", "rollout-7")
     assert code == 2
     assert "there are: rollout-0, rollout-1" in error
+
+
+@pytest.mark.parametrize(("runner", "more_s"), [("embedded", 0.0), ("flink", CANCEL_S)])
+def test_commands_wait_for_the_end_of_a_job_on_flink(
+    folder: Path, laminar: Laminar, monkeypatch: pytest.MonkeyPatch, runner: str, more_s: float
+) -> None:
+    waits = []
+
+    def stop(submission: Submission, deadline: float) -> bool:
+        waits.append(deadline - time.monotonic())
+        return True
+
+    for module in ("change", "detached"):
+        monkeypatch.setattr(f"pipelines.run.submission.{module}.stop", stop)
+    monkeypatch.setattr("pipelines.run.submission.detached.start_respawner", lambda submission: submission)
+    replace(submitted(folder, "score"), runner=runner).write()
+    submitted(folder, "placement")
+    for words, expected in (
+        (("resume", "--set", "run.stop_error_window=99"), 120 + more_s),
+        (("stop",), 60 + more_s),
+        (("stop", "--role", "score"), 60 + more_s),
+        (("stop", "--role", "placement"), 60),
+        (("stop", "--timeout", "7"), 7),
+    ):
+        waits.clear()
+        code, _, error = laminar(*words)
+        assert (code, waits != []) == (0, True), error
+        assert waits == pytest.approx([expected] * len(waits), abs=30 if expected > 30 else 3)
 
 
 def test_stop_removes_the_store_of_a_run_unless_it_is_in_use(folder: Path, laminar: Laminar, start: Start) -> None:
