@@ -30,7 +30,7 @@ from infra.deploy.kubernetes.operators import flink as flink_resources
 from infra.deploy.kubernetes.pods import POOL_PORT, submitter_pod
 from infra.deploy.plan import CONFIG, DeploymentPlan
 from infra.kafka.broker import BrokerConfig, start_broker
-from infra.kafka.note import last_notes, uncommitted_consumer
+from infra.kafka.note import Note, last_notes, uncommitted_consumer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import wait_for_brokers
 from infra.kafka.topic_reader import read_rows
@@ -110,19 +110,31 @@ class ClusterRun:
         rows = self.reach(lambda: list(read_rows(self.client, METRICS.name(self.config.run.name), Metric)))
         return max((row.step for row in rows if row.name == "trainer"), default=0)
 
-    def starts(self) -> dict[str, int]:
-        """The start number of each shard of the data plane, by its group without the run's prefix."""
+    def notes(self) -> dict[str, Note]:
+        """The last note of each shard of the data plane, by its group without the run's prefix."""
 
-        def read() -> dict[str, int]:
+        def read() -> dict[str, Note]:
             observer = uncommitted_consumer(self.client)
             try:
                 found = last_notes(observer, TopicPartition(RESTORE.name(RUN), 0), run_prefix(RUN))
             finally:
                 observer.close(autocommit=False)
-            return {group.removeprefix(run_prefix(RUN)): note.start for group, note in found.items()}
+            return {group.removeprefix(run_prefix(RUN)): note for group, note in found.items()}
 
         found = self.reach(read)
-        return {group: start for group, start in found.items() if not group.startswith(("rollout", "trainer"))}
+        return {group: note for group, note in found.items() if not group.startswith(("rollout", "trainer"))}
+
+    def starts(self) -> dict[str, int]:
+        """The start number of each shard of the data plane."""
+        return {group: note.start for group, note in self.notes().items()}
+
+    def resume(self, folder: Path, *changes: str) -> None:
+        """Submit the data plane again, with `changes`, where the job manager is."""
+        words = [word for change in changes for word in ("--set", change)]
+        at = ["--run", self.config.run.name, "--folder", str(self.config.run.folder)]
+        command = self.place.command(MANAGER, [*LAMINAR, "runs", "resume", *at, *words])
+        log = folder / "resume.log"
+        assert spawn(command, log, die_with_parent=False).wait(2 * PATIENCE_S) == 0, log.read_text()
 
     def until(self, condition: Callable[[], Any], what: str) -> None:
         """Wait until `condition` holds. Raises AssertionError with the end of the log."""
@@ -172,13 +184,13 @@ def deployed_flink(folder: Path, place: Place) -> FlinkCluster:
 
 
 def configured(folder: Path, name: str, servers: str, goal: int) -> Config:
-    """An emulated run with two shards of score and of the buffer, written to `folder`."""
+    """An emulated run with two shards of score and of the buffer, which may change, written to `folder`."""
     shards = {"shards": 2}
     settings = {
         "run": {**EMULATED["run"], "name": name, "folder": str(folder / "runs"), "time_scale": 20.0},
         "kafka": {"bootstrap_servers": servers, "partitions": 4},
         "score": {**EMULATED["score"], **shards},
-        "experience": {**EMULATED["experience"], **shards},
+        "experience": {**EMULATED["experience"], **shards, "max_shards": 2},
         "trainer": {**EMULATED["trainer"], "optimizer_steps": goal},
         "relay": {"store": str(folder / f"{name}-store")},
     }
@@ -284,6 +296,29 @@ def test_run_on_a_killed_flink_cluster_passes_the_audit(run: ClusterRun) -> None
     found = run.reach(lambda: audit(run.client, RUN))
     assert found.passed, found
     assert found.trained >= run.config.experience.global_batch * STEPS
+
+
+def test_flink_takes_another_number_of_shards_on_resume(run: ClusterRun, tmp_path: Path) -> None:
+    before = run.starts()
+    run.resume(tmp_path, "score.shards=3", "experience.shards=1")
+    # The change begins, and seals, one start of each old shard.
+    sealed = {group: start + 1 for group, start in before.items() if group.startswith(("score", "experience"))}
+    groups = {"prompts.0", "placement.0", "score.0", "score.1", "score.2", "experience.0"}
+    earlier = {**before, **sealed}
+    run.until(lambda: all(run.starts().get(group, 0) > earlier.get(group, 0) for group in groups), "new starts")
+    done = run.step()
+    run.until(lambda: run.step() >= done + STEPS, "more steps")
+    notes = run.notes()
+    assert notes.keys() == groups | {"experience.1"}
+    assert {group for group, note in notes.items() if note.sealed} == {"experience.1"}
+    assert {group: note.shards for group, note in notes.items() if group in groups} == {
+        **dict.fromkeys(("prompts.0", "placement.0", "experience.0"), 1),
+        **dict.fromkeys(("score.0", "score.1", "score.2"), 3),
+    }
+    assert len(run.flink.jobs()) == 1
+    found = run.reach(lambda: audit(run.client, RUN))
+    assert found.passed, found
+    assert found.trained >= run.config.experience.global_batch * done
 
 
 def test_stop_of_a_submission_ends_its_job_on_the_cluster(run: ClusterRun) -> None:

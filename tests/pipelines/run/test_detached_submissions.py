@@ -15,24 +15,26 @@ from typing import Any
 
 import psutil
 import pytest
-from record_samples import SAMPLES
+from record_samples import SAMPLES, TRAJECTORY
 from role_writer import write_as_role
 
 from infra.kafka.broker import Broker
+from infra.kafka.topic_reader import read_rows
 from infra.processes import is_running
 from infra.store.names import default_root
 from infra.store.ownership import remove_store
 from pipelines.cli.local_runs import _cells, to_json
 from pipelines.cli.main import main
 from pipelines.config import load_config
+from pipelines.inspect.audit.audit_run import audit as audit_run
 from pipelines.inspect.audit.result import Audit, ReachedStage
 from pipelines.inspect.run_files import AUDIT_FILE, AUDIT_SO_FAR_FILE, FIRST_SUBMITTED
 from pipelines.inspect.run_folders import newest_audit, read_run, run_command
 from pipelines.inspect.submissions import Submission, read_submission, submissions
 from pipelines.run import drain as draining
 from pipelines.run.topics import make_topics
-from schemas.records import PolicyVersion, WeightVersion
-from schemas.topics import RELAY
+from schemas.records import Experience, PolicyVersion, WeightVersion
+from schemas.topics import EXPERIENCES, RELAY, TRAJECTORIES, partition_of
 
 pytestmark = pytest.mark.usefixtures("killed_programs")
 
@@ -192,6 +194,51 @@ def test_submitted_trainer_is_audited_changed_and_drained(
     write_as_role(broker.client(), run_id, RELAY, [last])
     assert laminar(*stop)[0] == 0  # also if it has ended by itself
     assert json.loads(final.read_text())["passed"]
+
+
+@pytest.mark.slow
+def test_submitted_score_takes_another_number_of_shards(
+    broker: Broker, run_id: str, runs: Path, tmp_path: Path, laminar: Laminar
+) -> None:
+    """Trajectories finish before, during and after the change; each is scored once."""
+    file, client = tmp_path / "run.toml", broker.client()
+    file.write_text(
+        'rollout.engine = "emulated"\nprompts.source = "synthetic"\n'
+        f'[run]\nname = "{run_id}"\nfolder = "{runs}"\n'
+        f'[kafka]\nbootstrap_servers = "{broker.bootstrap_servers}"\npartitions = 4\n[score]\nshards = 2\n'
+        'answer = "whole"\nrewards = [{ name = "length", options = { target = 10, limit = 200 } }]\n'
+    )
+    make_topics(load_config(file))
+    finished: list[str] = []
+
+    def finish(prompts: range) -> None:
+        for number in prompts:
+            asked = replace(TRAJECTORY.prompt, number=number, samples=2, environment="")
+            plain = replace(TRAJECTORY, prompt=asked, episode=None, conversations=(), conversation_rewards=())
+            group = [replace(plain, member=member) for member in range(2)]
+            write_as_role(client, run_id, TRAJECTORIES, group, partition=partition_of(number, 4))
+            finished.extend(each.trajectory_id for each in group)
+
+    def scored() -> list[str]:
+        rows = read_rows(client, EXPERIENCES.name(run_id), Experience)
+        return sorted(row.trajectory.trajectory_id for row in rows)
+
+    code, submitted = laminar("submit", "score", str(file), "--detach")
+    assert code == 0
+    log = Path(submitted["log"])
+    finish(range(8))
+    wait_until(lambda: len(scored()) >= len(finished), "the first experiences")
+    finish(range(8, 12))
+    code, changed = laminar("runs", "resume", "--run", run_id, "--set", "score.shards=3")
+    assert (code, list(changed["resumed"]), changed["running"]) == (0, ["score"], [])
+    finish(range(12, 20))
+    wait_until(lambda: len(scored()) >= len(finished), "all experiences")
+    assert "score has 3 shards from here on; it had 2" in log.read_text()
+    assert laminar("runs", "stop", "--run", run_id)[0] == 0
+    assert scored() == sorted(finished)
+    found = audit_run(client, run_id)
+    assert found.passed, found
+    assert found.in_flight == {"experience": len(finished)}
 
 
 def test_read_submission_names_a_damaged_file(tmp_path: Path) -> None:
