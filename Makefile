@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # Keep bytecode, whatever the shell says: without it every process compiles Beam and torch, which takes half a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install check docs run test slow-test lint types pytest prism flink-test soak green generated requirements sbom clean image \
+.PHONY: help install check docs run test slow-test lint types pytest prism flink-test soak green flink-green generated requirements sbom clean image \
 	vllm-test environments-test install-test exports-test agents-test cgroup-test object-store-test verl-vectors \
 	benchmark-end-to-end gpu-check
 
@@ -84,6 +84,10 @@ soak: $(READY)  ## campaigns of hours
 
 green: $(READY)  ## `make test` ten times, three of them in random order under load; ARGS=--show prints the results
 	$(BIN)/python tests/soak/green.py $(ARGS)
+
+# Tests of one file share a cluster, so their order stays.
+flink-green: $(READY)  ## `make flink-test` ten times; ARGS=--show prints the results
+	$(BIN)/python tests/soak/green.py --target flink-test --hard 0 $(ARGS)
 
 # The environment: pinned packages, each with its hash, then the project itself, editable.
 $(READY): requirements.txt requirements-uv.txt pyproject.toml

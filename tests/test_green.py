@@ -45,6 +45,20 @@ def test_green_runs_what_has_no_result_and_prints_a_line_each(
     assert passed.startswith("run 2 of 2: green in 0:00 min, shuffled by ")
 
 
+def test_green_runs_a_target_in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[Path, tuple[str, ...]]] = []
+    monkeypatch.setattr(green, "SOAK", tmp_path)
+    monkeypatch.setattr(green, "run_missing", lambda folder, plan, arguments, command: given.append((folder, command)))
+    for options in ([], ["--target", "flink-test"]):
+        monkeypatch.setattr(sys, "argv", ["green.py", *options])
+        with pytest.raises(SystemExit):
+            green.main()
+    assert given == [
+        (tmp_path / "green", ("make", "test")),
+        (tmp_path / "green-flink-test", ("make", "flink-test")),
+    ]
+
+
 def test_green_ignores_a_run_during_which_the_commit_changed(tmp_path: Path, commit: list[str]) -> None:
     commit.append("def")
     with pytest.raises(green.CommitChanged, match="run 1 does not count: the working tree is at def, and was at abc"):

@@ -1,7 +1,8 @@
-"""Runs `make test` N times and records every result, to show that the suite passes repeatedly.
+"""Runs `make test`, or another target, N times and records every result, to show that the suite passes repeatedly.
 
-    make green                # .venv/bin/python tests/soak/green.py
-    make green ARGS=--show    # the results so far
+    make green                        # .venv/bin/python tests/soak/green.py
+    make green ARGS=--show            # the results so far
+    make flink-green                  # with --target flink-test --hard 0: another target, in a folder of its own
 
 By default ten runs of the checked-out commit, three of them in random order with two busy loops as load. A line is
 printed after each run, and a table at the end. The folder keeps `results.json` and the output of each run; an
@@ -37,7 +38,8 @@ from rich.table import Table  # noqa: E402
 from benchmarks.results import checked_out  # noqa: E402
 from infra.files import write_atomically  # noqa: E402
 
-FOLDER = REPOSITORY / "build" / "soak" / "green"
+SOAK = REPOSITORY / "build" / "soak"
+TARGET = "test"
 SHARED_MEMORY = Path("/dev/shm")
 SUMMARY = re.compile(r"(?:FAILED|ERROR) (tests/\S+)")
 
@@ -69,7 +71,10 @@ class Result:
 def main() -> None:
     """Run the missing runs, print the table."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    arguments.add_argument("--folder", type=Path, default=FOLDER, help="the folder of results.json and outputs")
+    arguments.add_argument("--target", default=TARGET, help="the target of `make`, by default test")
+    arguments.add_argument(
+        "--folder", type=Path, help="the folder of results.json and outputs, by default build/soak/green[-TARGET]"
+    )
     arguments.add_argument("--runs", type=int, default=10)
     arguments.add_argument("--hard", type=int, default=3, help="how many of the runs are in random order, under load")
     arguments.add_argument("--loops", type=int, default=2, help="busy loops during a hard run")
@@ -78,19 +83,24 @@ def main() -> None:
         "--pytest", default="", metavar="ARGS", help="additional arguments of pytest, such as `-k kafka`"
     )
     options = arguments.parse_args()
-    folder, commit = options.folder.absolute(), checked_out()
+    folder, commit = (options.folder or default_folder(options.target)).absolute(), checked_out()
     plan = {f"{commit}/{n}": options.loops if n >= options.runs - options.hard else 0 for n in range(options.runs)}
     if not options.show:
         try:
-            run_missing(folder, plan, options.pytest.split())
+            run_missing(folder, plan, options.pytest.split(), ("make", options.target))
         except KeyboardInterrupt:
             print("interrupted: the same command continues", flush=True)
             sys.exit(130)
         except CommitChanged as error:
             sys.exit(str(error))
     results = {name: result for name, result in read_results(folder).items() if name in plan}
-    show(commit, results)
+    show(commit, options.target, results)
     sys.exit(not (len(results) == len(plan) and all(result.green for result in results.values())))
+
+
+def default_folder(target: str) -> Path:
+    """The folder of the results of `target`: runs of different targets do not count for each other."""
+    return SOAK / ("green" if target == TARGET else f"green-{target}")
 
 
 class CommitChanged(RuntimeError):
@@ -180,9 +190,9 @@ def busy_loops(count: int) -> Iterator[None]:
             loop.wait()
 
 
-def show(commit: str, results: dict[str, Result]) -> None:
+def show(commit: str, target: str, results: dict[str, Result]) -> None:
     """Print one row per run."""
-    table = Table("run", "result", "seconds", "order", "busy loops", "failed", title=f"make test at {commit}")
+    table = Table("run", "result", "seconds", "order", "busy loops", "failed", title=f"make {target} at {commit}")
     for name, found in results.items():
         what = "\n".join([*found.failed, *(f"left {each}" for each in found.left)])
         row = (name, "green" if found.green else "FAILED", str(found.seconds), found.order, str(found.busy_loops), what)
