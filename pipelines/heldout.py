@@ -24,7 +24,7 @@ class HeldoutPrompts:
 
     def __call__(self) -> list[Prompt]:
         prompts = self.config.prompts
-        if not any(task.has_heldout for task in prompts.mixture):
+        if not prompts.evaluated:
             return []
         from infra.models.checkpoint_folder import load_tokenizer  # deferred: imports torch
 

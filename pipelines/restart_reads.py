@@ -64,7 +64,8 @@ READS: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("relay-chain", ""): _CHAIN,
     },
     "evaluation": {
-        ("experiences", ""): "from the oldest experience of an active round: two rounds",
+        ("experiences", ""): "from the oldest experience of an active round: two rounds; not read "
+        "without held-out questions",
         ("relay", ""): _NOTE,
     },
     "autoscaler": {

@@ -13,7 +13,7 @@ def is_trained(state: RunState, config: Config) -> bool:
 
 def is_evaluated(config: Config) -> bool:
     """Whether the run evaluates its last version on held-out questions."""
-    return any(task.has_heldout for task in config.prompts.mixture)
+    return config.prompts.evaluated
 
 
 def is_reached(state: RunState, config: Config) -> bool:
