@@ -10,7 +10,7 @@ WINDOW = 1024
 
 
 class LengthStatistics:
-    """Token counts of the last `WINDOW` finished trajectories: the mean prompt, and each response."""
+    """Token counts of the last `WINDOW` finished trajectories of training: the mean prompt, and each response."""
 
     def __init__(self) -> None:
         self._responses: deque[int] = deque(maxlen=WINDOW)

@@ -157,7 +157,7 @@ class TrajectoryTracker:
                 continue
             name = trajectory_id(*key)
             self._finished.keep(name, received)
-            if each.finish_reason != "failed":
+            if each.purpose == "train" and each.finish_reason != "failed":  # held-out answers have other lengths
                 self.lengths.add(each.prompt_tokens, each.response_tokens)
             outputs += self._end(name, each.lease)
         return outputs

@@ -83,6 +83,18 @@ def test_dispatch_prefetches_beyond_the_kv_of_a_replica(prefetch: int | None, ex
     assert len(names(placement.run())) == expected
 
 
+def test_dispatch_estimates_kv_by_training_lengths_alone() -> None:
+    """Held-out answers may be much longer or shorter than those of the prompts that training draws."""
+    placement = Placement(prefetch=0)
+    first = placement.publish(0)
+    placement.questions(0, under=first)
+    placement.beat(0, first, capacity=10, kv_capacity=2)
+    assert names(placement.run()) == ["e0.0"]
+    placement.finish(trajectory(prompt(0, 1, purpose="evaluation", policy_version=first), 0))  # over half of the KV
+    placement.prompts(*range(1, 9))
+    assert len(names(placement.run())) == 10
+
+
 @pytest.mark.parametrize("state", ["starting", "loading", "stopped"])
 def test_dispatch_skips_replicas_that_are_not_running(state: str) -> None:
     placement = Placement()
