@@ -57,6 +57,7 @@ class Heartbeats(HeartbeatThread):
         self._step_timeout_s, self._end = step_timeout_s, end
         self._step_began: float | None = None
         self._step_seconds = 0.0
+        self._usage_period_s, self._usage_due = period_s, -math.inf
         super().__init__("heartbeats", producer, self._records, period_s, self._check_step)
 
     def set_replicas(self, replicas: Sequence[Replica]) -> None:
@@ -97,7 +98,9 @@ class Heartbeats(HeartbeatThread):
             yield Heartbeat(self._replicas_topic, f"rollout-{status.replica}", status)
         for part in self.stage_statuses():
             yield Heartbeat(self._replicas_topic, f"stage-{part.replica}", part)
-        yield Heartbeat(self._metrics_topic, "rollout", self.usage_metric())
+        if self._stopped or time.monotonic() >= self._usage_due:
+            self._usage_due = time.monotonic() + self._usage_period_s
+            yield Heartbeat(self._metrics_topic, "rollout", self.usage_metric())
 
     def usage_metric(self) -> Metric:
         """Usage since the start of this process: its CPU seconds, those in model code, the tokens and steps of its

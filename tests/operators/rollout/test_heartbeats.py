@@ -96,9 +96,9 @@ def test_heartbeats_report_replicas_and_send_at_once(producer: Producer, beats: 
     producer.wait_for(lambda: len(producer.sent) >= 6)
 
 
-def test_heartbeats_include_the_usage_metric(producer: Producer, beats: Heartbeats) -> None:
+def test_heartbeats_include_the_usage_metric(producer: Producer) -> None:
+    beats = Heartbeats(producer, "r", 1, range(2, 4), 9, period_s=0.01)  # type: ignore[arg-type]
     beats.set_replicas(replicas())
-    beats.send_now()
     producer.wait_for(lambda: bool(producer.metrics) and "rollout/idle_ratio" in producer.metrics[-1].values)
     reported = producer.metrics[-1]
     assert (reported.name, reported.step) == ("rollout", 1)
@@ -106,6 +106,19 @@ def test_heartbeats_include_the_usage_metric(producer: Producer, beats: Heartbea
     assert reported.values["rollout/busy_seconds"] == 0.0
     assert reported.values["rollout/idle_ratio"] == 1.0
     assert (reported.values["kv/reused"], reported.values["kv/recomputed"]) == (0, 0)
+    beats.close()
+
+
+def test_usage_metric_is_sent_once_a_period_and_at_the_end(producer: Producer, beats: Heartbeats) -> None:
+    """A status that is sent at once, such as after each weight load, has no metric with it."""
+    beats.set_replicas(replicas())
+    producer.wait_for(lambda: len(producer.sent) >= 4)
+    beats.send_now()
+    producer.wait_for(lambda: len(producer.sent) >= 6)
+    beats.stop()
+    assert len(producer.metrics) == 1
+    beats.close()
+    assert len(producer.metrics) == 2
 
 
 def test_heartbeats_end_a_process_whose_step_times_out(producer: Producer) -> None:
