@@ -194,7 +194,10 @@ def _print_recipe(name: str, cells: Mapping[str, Any], options: argparse.Namespa
         text = "{1:.0%} of the trajectories, {0:.0%} to {2:.0%}, n = {3}".format(*skipped)
         console.print(f"Laminar's trainer, and the control's, skip what has no advantage: {text}; TRL trains all")
     if (limit := _limit(name, cells)) is not None:
-        console.print(f"limit of two cores: {limit[0]:.3f} s a batch, the {limit[1]} of the control on one core")
+        console.print(
+            f"limit, the slower side's model time of the loop's batches: {limit[0]:.3f} s, its {limit[1]} on one core; "
+            "no bound: the loop's engine drains to no rows at every batch, an asynchronous one need not"
+        )
         ours = _median(cells, name, "laminar", "mean_seconds_per_batch")
         if ours is not None:
             console.print(f"Laminar takes {ours / limit[0]:.2f} times this limit")
@@ -203,7 +206,11 @@ def _print_recipe(name: str, cells: Mapping[str, Any], options: argparse.Namespa
 
 
 def _limit(name: str, cells: Mapping[str, Any]) -> tuple[float, str] | None:
-    """Seconds a batch of two cores on which models alone run: the slower part of the control on one core; its name."""
+    """Seconds of model time a batch of the slower part of the control, alone on one core; its name.
+
+    With one core for each side a run takes as long if its engine's batches are those of the loop, which drain to no
+    rows. An asynchronous engine may have more rows a step, and take less.
+    """
     engine = median(_engine_figures(cells, name, "control-1", SECONDS_A_BATCH))
     training = median(_parts(cells, name, "control-1", "training"))
     return None if engine is None or training is None else max((engine, "engine"), (training, "training"))

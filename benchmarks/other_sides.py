@@ -18,6 +18,7 @@ from benchmarks.control import ENGINE, PARTS, read_steps
 from benchmarks.measures import SETTLED_AFTER, EngineUse, Step
 from benchmarks.sides import LIMIT_S, Side, Work
 from infra.models.checkpoint_folder import load_tokenizer
+from operators.prompts.config import PromptsConfig
 from operators.prompts.rendering import prompt_text
 from operators.prompts.sources import open_source
 from operators.trainer.algorithms import resolve
@@ -32,6 +33,7 @@ SECONDS_A_BATCH = "cpu_seconds_a_batch"
 
 def run_control(work: Work, model: Path, *, threads: int) -> Side:
     """Train in a plain loop on `threads` cores, with one thread on each. Raises RuntimeError if it fails."""
+    _check_prompts(work.config.prompts)
     out = _empty_folder(work, f"control-{threads}")
     file = out / "config.toml"
     save_config(work.training(model), file)
@@ -49,6 +51,7 @@ def run_trl(work: Work, model: Path, *, threads: int, ranks: int = 1) -> Side:
     """Train with TRL in `ranks` processes of `threads` threads each. Raises RuntimeError if it fails."""
     if not TRL_PYTHON.exists():
         raise RuntimeError(f"{TRL_PYTHON} does not exist: run `make trl-env`")
+    _check_prompts(work.config.prompts)
     out = _empty_folder(work, f"trl-{ranks}x{threads}")
     write_questions(work.training(model), model, out / "questions.jsonl")
     files = ["--model", str(model), "--questions", str(out / "questions.jsonl"), "--out", str(out)]
@@ -79,6 +82,13 @@ def write_questions(config: Config, model: Path, file: Path) -> None:
                 lines.write(json.dumps(row) + "\n")
     finally:
         source.close()
+
+
+def _check_prompts(prompts: PromptsConfig) -> None:
+    """Raise RuntimeError for prompts that Laminar alone would render or stop in this way."""
+    names = ("tasks", "template", "chat_template", "environment", "stop")
+    if other := [name for name in names if getattr(prompts, name) != getattr(PromptsConfig, name)]:
+        raise RuntimeError(f"prompts.{other[0]} applies to Laminar's side alone: the others have plain questions")
 
 
 def _empty_folder(work: Work, side: str) -> Path:

@@ -49,10 +49,21 @@ class Loop:
     def __post_init__(self) -> None:
         self.tokenizer = load_tokenizer(self.folder)
         self.learner = Learner(self.config.trainer.learner, self.folder)
-        self.engine = TransformersEngine(load_model(self.folder), slots=self.config.rollout.most_slots)
+        self.engine = self.new_engine(speculation=self.config.rollout.speculation)
         self.engine_steps = 0
         self.heldout_questions = heldout_questions(self.config.prompts)
         self.heldout = [question.reference for question in self.heldout_questions]
+
+    def new_engine(self, *, speculation: bool) -> TransformersEngine:
+        """An engine with the settings of a rollout."""
+        rollout = self.config.rollout
+        return TransformersEngine(
+            load_model(self.folder, getattr(torch, rollout.weights_dtype)),
+            slots=rollout.most_slots,
+            context=rollout.context,
+            kv_capacity=rollout.kv_capacity,
+            speculation=speculation,
+        )
 
     def load(self, update: int) -> None:
         """Load the weights after `update` updates into the engine."""

@@ -134,25 +134,28 @@ def _cpu_a_batch(cpu: CpuWatch, settled: Sequence[Batch], batch: int) -> dict[st
 def _engine_use(metrics: Sequence[Metric], settled: Sequence[Batch]) -> EngineUse:
     """What the engines did during the steps after start-up."""
     names = ("rollout/tokens", "rollout/steps", MODEL_CPU)
-    used = [0.0] * len(names)
-    of_processes: dict[int, list[Metric]] = {}
-    for metric in metrics:
-        if metric.name == "rollout" and settled[0].at <= metric.measured_at <= settled[-1].at:
-            of_processes.setdefault(metric.step, []).append(metric)
-    for reports in of_processes.values():
-        for at, name in enumerate(names):
-            used[at] += reports[-1].values[name] - reports[0].values[name]
-    return EngineUse(*used)
+    rollouts = [reports for process, reports in _reports(metrics, settled).items() if process != "trainer"]
+    return EngineUse(*(sum(last[name] - first[name] for first, *_, last in rollouts) for name in names))
 
 
 def _outside_model(metrics: Sequence[Metric], settled: Sequence[Batch]) -> dict[str, float]:
-    """The share of rollout's and trainer's CPU time outside model code, during the steps after start-up."""
-    begin, end = settled[0].at, settled[-1].at
+    """The share of CPU time outside model code during the steps after start-up, of each rollout and the trainer."""
     shares = {}
-    for name in ("rollout", "trainer"):
-        of = [m.values for m in metrics if m.name == name and MODEL_CPU in m.values and begin <= m.measured_at <= end]
-        if len(of) > 1:
-            share = outside(of[-1][MODEL_CPU] - of[0][MODEL_CPU], of[-1][PROCESS_CPU] - of[0][PROCESS_CPU])
-            if share is not None:
-                shares["rollout-0" if name == "rollout" else name] = share
+    for process, (first, *_, last) in _reports(metrics, settled).items():
+        share = outside(last[MODEL_CPU] - first[MODEL_CPU], last[PROCESS_CPU] - first[PROCESS_CPU])
+        if share is not None:
+            shares[process] = share
     return shares
+
+
+def _reports(metrics: Sequence[Metric], settled: Sequence[Batch]) -> dict[str, list[Mapping[str, float]]]:
+    """The metrics with model time during the steps after start-up, by process, of each that has at least two.
+
+    Their counters rise from the start of a process, so only those of one process can be subtracted.
+    """
+    found: dict[str, list[Mapping[str, float]]] = {}
+    for metric in metrics:
+        if MODEL_CPU in metric.values and settled[0].at <= metric.measured_at <= settled[-1].at:
+            process = f"rollout-{metric.step}" if metric.name == "rollout" else metric.name
+            found.setdefault(process, []).append(metric.values)
+    return {process: reports for process, reports in found.items() if len(reports) > 1}

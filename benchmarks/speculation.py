@@ -28,14 +28,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.recipe import Loop, make_start, numbered_questions
-from infra.models.checkpoint_folder import load_model
 from infra.models.weights import save_weights
 from operators.rollout.emulated_engine import EmulatedEngine, emulated_scheduling
 from operators.rollout.emulation_config import DEFAULT_CONTEXT, EngineEmulation, RooflineConfig, SpeculationEmulation
 from operators.rollout.engine import Completion, Engine, Request
 from operators.rollout.roofline import Roofline
 from operators.rollout.speculation import Counts
-from operators.rollout.transformers_engine import TransformersEngine
 from pipelines.config import load_config
 from pipelines.present.report.machine import describe_machine
 from schemas.identity import trajectory_id
@@ -115,8 +113,7 @@ class Training:
 
     def __init__(self, loop: Loop, tail: int) -> None:
         self.loop, self.tail = loop, tail
-        self.plain = loop.engine
-        self.speculating = TransformersEngine(load_model(loop.folder), slots=self.plain.slots, speculation=True)
+        self.plain, self.speculating = (loop.new_engine(speculation=each) for each in (False, True))
         self.step = 0
         self.lengths: list[dict[str, Any]] = []
         """Question, batch and length of every response, in order."""

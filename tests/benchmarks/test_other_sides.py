@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from benchmarks.control import ENGINE, PARTS, read_steps, train
@@ -29,9 +30,11 @@ from benchmarks.end_to_end import _options as parse
 from benchmarks.measures import SETTLED_AFTER, idle_share
 from benchmarks.other_sides import SECONDS_A_BATCH, _joined, run_control, write_questions
 from benchmarks.processes import OthersWatch
-from benchmarks.recipe import make_start, numbered_questions
-from benchmarks.sides import Side, Work
-from pipelines.config import load_config
+from benchmarks.recipe import Loop, make_start, numbered_questions
+from benchmarks.sides import MODEL_CPU, PROCESS_CPU, Side, Work, _outside_model
+from pipelines.config import ConfigError, load_config
+from pipelines.present.report.series import Batch
+from schemas.records import Metric
 
 
 def test_step_of_ranks_ends_with_the_last_and_costs_all_of_them() -> None:
@@ -142,6 +145,49 @@ def test_goal_beside_the_loop_is_not_below_the_limit(control: tuple[float, float
     assert _goals("A", "trl-2", cells) == [0.42, 0.36]
 
 
+def test_loop_has_the_engine_settings_of_the_run(work: Work, model: Path) -> None:
+    settings = {"speculation": "true", "context": "32", "kv_capacity": "96", "slots": "4", "dtype": '"bfloat16"'}
+    changes = [*TINY, *(f"rollout.{name}={value}" for name, value in settings.items())]
+    engine = Loop(load_config(RECIPES["B"].example, changes), model, work.folder).engine
+    assert (engine.context, engine.status().kv_capacity, engine.slots) == (32, 96, 4)
+    assert engine.model.dtype is torch.bfloat16
+    assert engine._speculator is not None
+
+
+def test_shares_outside_the_model_are_of_each_process() -> None:
+    """Counters begin at 0 in each: those of two are not subtracted from each other."""
+
+    def metric(name: str, number: int, at: int, model_s: float, process_s: float) -> Metric:
+        return Metric(name, number, {MODEL_CPU: model_s, PROCESS_CPU: process_s}, at)
+
+    metrics = [
+        metric("rollout", 0, 90, 0.0, 0.0),  # before the steps that count
+        metric("rollout", 0, 100, 50.0, 60.0),
+        metric("rollout", 1, 110, 1.0, 2.0),
+        metric("trainer", 5, 120, 10.0, 10.0),
+        metric("rollout", 0, 190, 58.0, 70.0),
+        metric("rollout", 1, 200, 5.0, 12.0),
+        metric("trainer", 9, 200, 13.0, 14.0),
+        metric("rollout", 2, 200, 5.0, 12.0),  # its only one
+    ]
+    settled = [Batch(5, 100, 128, 640, {}), Batch(9, 200, 128, 1152, {})]
+    assert _outside_model(metrics, settled) == pytest.approx({"rollout-0": 0.2, "rollout-1": 0.6, "trainer": 0.25})
+
+
+@pytest.mark.parametrize("change", ["prompts.stop=['#']", "prompts.template='Compute {prompt}'"])
+def test_sides_refuse_prompts_that_only_a_run_has(change: str, work: Work, tmp_path: Path) -> None:
+    changed = replace(work, config=load_config(RECIPES["B"].example, [*TINY, change]))
+    with pytest.raises(RuntimeError, match=change.partition("=")[0]):
+        run_control(changed, tmp_path, threads=1)
+
+
+@pytest.mark.parametrize("change", ["prompts.top_p=0.9", "prompts.top_k=5"])
+def test_truncated_sampling_is_refused_for_all_sides(change: str) -> None:
+    """So no side needs these settings: 1 and 0 are the only values."""
+    with pytest.raises(ConfigError, match=change.partition("=")[0].removeprefix("prompts.")):
+        load_config(RECIPES["B"].example, [change])
+
+
 def options(folder: Path, *more: str) -> argparse.Namespace:
     files = ["--results", str(folder / "found.json"), "--folder", str(folder)]
     return parse(["--recipes", "B", "--seeds", "0", "--sides", "laminar", "control-1", *files, *more])
@@ -159,7 +205,7 @@ def test_printed_shares_are_there_for_measured_sides(work: Work, control: Side, 
     _print(cells, options(tmp_path), console)
     printed = console.export_text()
     for line in (
-        "limit of two cores: 0.",
+        "limit, the slower side's model time of the loop's batches: 0.",
         "times this limit",
         "share of Laminar's CPU time outside model code: 50%",
         "share of the cores that is idle",
@@ -199,6 +245,9 @@ def test_shares_outside_the_model_and_idle_are_of_all_processes() -> None:
     assert _outside_share(cell) == pytest.approx(1 - 0.05 / 0.4)
     cell["outside_model"]["rollout-0"] = 0.25
     assert _outside_share(cell) == pytest.approx(1 - 0.2 / 0.4)
+    cell["cpu_seconds_per_batch"]["rollout-1"] = 0.1
+    cell["outside_model"]["rollout-1"] = 0.0
+    assert _outside_share(cell) == pytest.approx(1 - 0.3 / 0.5)
     assert idle_share(0.4, seconds=0.25, cores=2, others=0.05) == pytest.approx(0.15)
     assert idle_share(0.6, seconds=0.25, cores=2, others=0.0) == 0.0
 
