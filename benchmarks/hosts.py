@@ -1,15 +1,18 @@
 """Throughput of emulated replicas on several hosts, whose network is slow and loses packets, beside that on one host.
 
-    PYTHONPATH=tests python -m benchmarks.hosts [--replicas 64] [--hosts 8] [--delay-ms 5] [--loss 0.01] [--steps 6]
+    PYTHONPATH=tests python -m benchmarks.hosts [--replicas 64] [--hosts 8] [--delay-ms 5] [--loss 0.01] [--rounds 2]
 
 Needs root. Hosts are network namespaces. Kafka and the other roles are on one of them, the rollout processes either
-there, too, or each on a host of its own; the number of processes is the same. Fails if a run's audit fails, or if the
+there, too, or each on a host of its own; the number of processes is the same. The two take turns in `--rounds`, each
+first in every second round, and their medians are compared. The switch between the hosts is a thread of this process:
+each run prints its share of a core, which a host's own network would not take. Fails if a run's audit fails, or if the
 hosts together have less than 95 % of the throughput of one.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import tempfile
 import time
@@ -54,23 +57,35 @@ def main() -> None:
     arguments.add_argument("--batch", type=int, default=BATCH, help="trajectories per replica and step")
     arguments.add_argument("--time-scale", type=float, default=1.0)
     arguments.add_argument("--steps", type=int, default=6)
+    arguments.add_argument("--rounds", type=int, default=2, help="two runs each")
     arguments.add_argument("--seed", type=int, default=0)
     options = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="laminar-hosts-") as folder:
-        one, several = (run(options, Path(folder), spread) for spread in (False, True))
+        one, several = compare(options.rounds, lambda spread, number: run(options, Path(folder), spread, number))
     share = several / one
+    print(f"medians of {options.rounds} rounds: {one:,.0f} tokens/s on one host, {several:,.0f} on {options.hosts}")
     print(f"{options.hosts} hosts have {100 * share:.1f} % of the throughput of one; needed: {100 * TARGET:g} %")
     sys.exit(share < TARGET)
 
 
-def run(options: argparse.Namespace, folder: Path, spread: bool) -> float:
+def compare(rounds: int, measure: Callable[[bool, int], float]) -> tuple[float, float]:
+    """The medians of `measure` on one host (False) and on several (True), which take turns; it gets the round's number
+    too."""
+    found: dict[bool, list[float]] = {False: [], True: []}
+    for number in range(rounds):
+        for spread in (False, True) if number % 2 == 0 else (True, False):
+            found[spread].append(measure(spread, number))
+    return statistics.median(found[False]), statistics.median(found[True])
+
+
+def run(options: argparse.Namespace, folder: Path, spread: bool, number: int = 0) -> float:
     """Trained tokens per emulated second, after the warm-up, of a run with its rollout processes on `options.hosts`
-    hosts (`spread`), or on that of Kafka. Prints it.
+    hosts (`spread`), or on that of Kafka. Prints it, and the CPU time of the switch. `number` is that of the round.
 
     Raises RunFailed, also if its audit fails, and NoNetwork.
     """
     places = [f"h{number}" if spread else MAIN for number in range(options.hosts)]
-    name = "spread" if spread else "together"
+    name = f"{'spread' if spread else 'together'}-{number}"
     with _network((MAIN, *dict.fromkeys(places)), options) as network:
         cluster = Cluster(network, (MAIN,), folder / f"kafka-{name}")
 
@@ -91,8 +106,10 @@ def run(options: argparse.Namespace, folder: Path, spread: bool) -> float:
             ]
             config = load_config(EXAMPLE, sets)
             here(lambda: make_topics(config))
+            began, switch_before = time.monotonic(), network.switch_seconds
             with _processes(network, places, sets, folder / f"logs-{name}") as processes:
                 _until_step(options.steps, processes, lambda: here(lambda: _steps(cluster, name)))
+            switch = (network.switch_seconds - switch_before) / (time.monotonic() - began)
             found = here(lambda: audit(cluster.client, name))
             steps = batches(here(lambda: rows_of(cluster.client, METRICS.name(name), Metric)))
         finally:
@@ -106,7 +123,8 @@ def run(options: argparse.Namespace, folder: Path, spread: bool) -> float:
     tokens = sum(step.values["tokens"] for step in steps[WARM_UP:]) * config.rollout.emulation.stride
     print(
         f"{name}: {tokens / seconds:,.0f} tokens/s trained in {len(steps) - WARM_UP} steps of {seconds:.0f} s in all, "
-        f"{found.trained:,} trajectories, audit passed; packets: {delayed:,} delayed, {dropped:,} lost",
+        f"{found.trained:,} trajectories, audit passed; packets: {delayed:,} delayed, {dropped:,} lost; "
+        f"switch: {switch:.0%} of a core",
         flush=True,
     )
     return tokens / seconds

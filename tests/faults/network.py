@@ -93,6 +93,12 @@ class Network:
         self._thread.join()
         self._delete()
 
+    @property
+    def switch_seconds(self) -> float:
+        """CPU seconds of the switch so far, while it runs. It has one thread, so it uses at most one core."""
+        assert self._thread.ident is not None
+        return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
+
     def command(self, host: str, *command: str) -> list[str]:
         """The command line that runs `command` on `host`."""
         return [shutil.which("ip") or "ip", "netns", "exec", self.hosts[host].namespace, *command]
