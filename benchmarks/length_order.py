@@ -6,7 +6,8 @@ The cluster and the lengths are those of benchmarks/length_prediction.py: 8 repl
 read several times, lengths drawn with a share of their variance between prompts, or recorded. Placement dispatches
 groups in the order of the log, so the log is written in the order to be measured: as drawn, or the groups of each
 global batch longest first, by the lengths of earlier epochs or by each prompt's true mean, the most that a prediction
-could gain. Runs of one setting of repack are concurrent: other work on the machine affects them alike.
+could gain. `spread` takes every second group of twice a replica's batch, as in that simulation, so that no replica gets
+all long ones. Runs of one setting of repack are concurrent: other work on the machine affects them alike.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from benchmarks.length_prediction import CLUSTER, GROUP, DataSet, cluster_change
 from benchmarks.repack import EXAMPLE
 from pipelines.present.report.machine import describe_machine
 
-ORDERS = ("log order", "by earlier epochs", "by true means")
+ORDERS = ("log order", "by earlier epochs", "by earlier epochs, spread", "by true means")
 WINDOW = CLUSTER.global_batch // GROUP
 """Groups that are ordered among each other: those of a global batch."""
 
@@ -50,7 +51,20 @@ def _order(data: DataSet, order: str, window: Sequence[tuple[int, int]]) -> Sequ
         means = data.lengths.mean((0, 2))
         return sorted(range(len(window)), key=lambda place: -means[window[place][1]])
     known = [data.lengths[:epoch, prompt].ravel().tolist() for epoch, prompt in window]
-    return longest_first(known, length_prior(known))
+    ranked = longest_first(known, length_prior(known))
+    return _spread(ranked, CLUSTER.batch // GROUP) if order.endswith("spread") else ranked
+
+
+def _spread(ranked: Sequence[int], batch: int) -> list[int]:
+    """The places of `ranked` by turns: every second of the next 2 × `batch` in the log, the first of `ranked` first."""
+    rank = {place: number for number, place in enumerate(ranked)}
+    left, chosen = sorted(ranked), list[int]()
+    while left:
+        near = sorted(left[: 2 * batch], key=rank.__getitem__)
+        taken = near[::2] if len(near) > batch else near
+        chosen += taken
+        left = [place for place in left if place not in taken]
+    return chosen
 
 
 def write_lengths(file: Path, groups: Iterator[np.ndarray]) -> None:
@@ -63,7 +77,7 @@ def write_lengths(file: Path, groups: Iterator[np.ndarray]) -> None:
 
 def run_order(data: DataSet, order: str, repack: bool, folder: Path, options: argparse.Namespace) -> RunMeasurement:
     """Run the prompts of `data` in `order`. Raises RunFailed."""
-    name = f"{'repack' if repack else 'none'}-{order.replace(' ', '-')}-{options.seed}"
+    name = f"{'repack' if repack else 'none'}-{order.replace(',', '').replace(' ', '-')}-{options.seed}"
     file = folder / f"{name}.jsonl"
     write_lengths(file, ordered_groups(data, order, 2 * options.steps * WINDOW))
     settings = cluster_changes(repack, options.time_scale, options.steps, options.seed)
