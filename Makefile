@@ -59,7 +59,7 @@ prism: $(READY)  ## build Prism, a Beam runner, with Go; tests then run on it to
 
 flink-test: $(READY)  ## every pipeline, and exactly-once, on a local Flink (jars are fetched once a user)
 	LAMINAR_TEST_FLINK=1 $(BIN)/pytest --timeout 900 -k flink tests/end_to_end/test_submit.py \
-		tests/end_to_end/test_flink_cluster.py tests/operators/io $(ARGS)
+		tests/end_to_end/test_flink_cluster.py tests/operators/io tests/benchmarks/test_data_plane_jobs.py $(ARGS)
 
 # Kills and stops, late requests and faults on a cluster (root), fixes taken out, kills while 100 agents work, every algorithm on
 # the demonstration, mutations of the trainer's arithmetic, fuzzing; then the tests marked `soak`. Each campaign prints a table and
