@@ -3,6 +3,7 @@
     PYTHONPATH=tests python -m benchmarks.kafka_requests [--steps 200]
 
 The figures are of the middle of the run, without the start and the end; bytes in the broker's files are of all of it.
+Polls and heartbeats follow the clock, so requests a batch of two runs compare only at about the same seconds a batch.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from faults.kafka_frames import Api, Request
 from faults.kafka_proxy import Connection
@@ -69,17 +71,30 @@ def main() -> None:
         command = [Path(sys.executable).with_name("laminar"), "run", EXAMPLE, "--json"]
         with (FOLDER / "log").open("w") as log:
             run = subprocess.Popen([*command, *(f"--set={each}" for each in changes)], stdout=log, stderr=log)
-            first, before = _after(WARM_UP, counter, run)
-            last, after = _after(steps - WARM_UP, counter, run)
+            first, began, before = _after(WARM_UP, counter, run)
+            last, ended, after = _after(steps - WARM_UP, counter, run)
             if run.wait(LIMIT_S):
                 raise SystemExit(f"laminar run exited with {run.returncode}: see {FOLDER / 'log'}")
-    a_batch = {kind: round(count / (last - first), 2) for kind, count in (after - before).most_common()}
-    requests = {kind: count for kind, count in a_batch.items() if not kind.startswith(TRANSACTIONS)}
-    by_role = {kind.removeprefix(TRANSACTIONS): count for kind, count in a_batch.items() if kind not in requests}
-    found = {"batches": last - first, "requests_a_batch": requests, "all": round(sum(requests.values()), 1)}
-    found["transactions_a_batch"] = by_role
+    found = figures(after - before, last - first, ended - began)
     found["bytes_a_trajectory"] = bytes_by_topic(FOLDER / "runs/broker/log", steps * config.experience.global_batch)
     print(json.dumps(found | {"machine": describe_machine()}, indent=1))
+
+
+def figures(counts: Counter[str], batches: int, seconds: float) -> dict[str, Any]:
+    """The figures of `counts` of a RequestCounter over `batches` in `seconds`: by batch, and all of them by second."""
+    a_batch = {kind: round(count / batches, 2) for kind, count in counts.most_common()}
+    requests = {kind: count for kind, count in a_batch.items() if not kind.startswith(TRANSACTIONS)}
+    by_role = {kind.removeprefix(TRANSACTIONS): count for kind, count in a_batch.items() if kind not in requests}
+    all_requests = sum(counts[kind] for kind in requests)
+    return {
+        "batches": batches,
+        "seconds_a_batch": round(seconds / batches, 3),
+        "requests_a_batch": requests,
+        "all": round(all_requests / batches, 1),
+        "requests_a_second": round(all_requests / seconds, 1),
+        "transactions_a_batch": by_role,
+        "transactions_a_second": round((counts.total() - all_requests) / seconds, 2),
+    }
 
 
 def bytes_by_topic(log: Path, trajectories: int) -> dict[str, float]:
@@ -90,13 +105,16 @@ def bytes_by_topic(log: Path, trajectories: int) -> dict[str, float]:
     return {topic: round(size / trajectories, 1) for topic, size in sizes.most_common() if size}
 
 
-def _after(step: int, counter: RequestCounter, run: subprocess.Popen[bytes]) -> tuple[int, Counter[str]]:
-    """The first step that was trained at or after `step`, and the counts then. Raises SystemExit if the run ends."""
+def _after(step: int, counter: RequestCounter, run: subprocess.Popen[bytes]) -> tuple[int, float, Counter[str]]:
+    """The first step that was trained at or after `step`, with the time (s) and the counts then.
+
+    Raises SystemExit if the run ends.
+    """
     file = FOLDER / "runs/requests/metrics.jsonl"
     while run.poll() is None:
         trained = batches(read_metrics(file)) if file.exists() else []
         if trained and trained[-1].step >= step:
-            return trained[-1].step, counter.counts.copy()
+            return trained[-1].step, time.monotonic(), counter.counts.copy()
         time.sleep(0.5)
     raise SystemExit(f"the run ended before step {step}: see {FOLDER / 'log'}")
 
