@@ -75,6 +75,17 @@ class RunClient:
     run: str
     client: ClientProperties
 
+    def check_has_started(self, role: str, then: str) -> None:
+        """Raise RuntimeError before the first commit of `role`: it would refuse topics that somebody else has begun.
+
+        `then` says what to do once the role has started.
+        """
+        from pipelines.inspect.audit.audit_run import committed_notes
+        from schemas.topics import RESTORE, group_name
+
+        if group_name(self.run, role) not in committed_notes(self.client, RESTORE.name(self.run)):
+            raise RuntimeError(f"{role} of run {self.run} has not started yet; {then} once it has")
+
 
 @dataclass(frozen=True)
 class Printing:

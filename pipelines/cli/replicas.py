@@ -15,8 +15,8 @@ from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption, Printing, RunClient
 from pipelines.present.output import Report, Row, RowOutput
 from schemas.codec import encode
-from schemas.records import CommitNote, Drain, ReplicaStatus, StageStatus
-from schemas.topics import INBOX, REPLICAS, RESTORE, group_name, inbox_partition
+from schemas.records import Drain, ReplicaStatus, StageStatus
+from schemas.topics import INBOX, REPLICAS, inbox_partition
 
 app = Commands(invoke_without_command=True)
 COLUMNS = (
@@ -75,7 +75,7 @@ def drain(
     """
     connection = address.connect()
     status = _running_status(connection, replica)
-    _check_placement_has_started(connection)
+    connection.check_has_started("placement", "drain the replica")
     _publish(connection, Drain(replica, status.incarnation))
     deadline = time.monotonic() + wait
     row = _row_of(connection, replica)
@@ -183,14 +183,6 @@ def _running_status(connection: RunClient, replica: int) -> ReplicaStatus:
     if status.state == "stopped":
         raise RuntimeError(f"replica {replica} has stopped already")
     return status
-
-
-def _check_placement_has_started(connection: RunClient) -> None:
-    """Raise RuntimeError before placement's first commit: it would refuse inboxes that somebody else has begun."""
-    notes = last_of_each_key(connection.client, RESTORE.name(connection.run), MAX_HEARTBEATS, 0)
-    shard = group_name(connection.run, "placement")
-    if not any(isinstance(row, CommitNote) and row.group == shard for note in notes for row in note.rows):
-        raise RuntimeError(f"placement of run {connection.run} has not started yet; drain the replica once it has")
 
 
 def _publish(connection: RunClient, request: Drain) -> None:

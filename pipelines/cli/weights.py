@@ -250,6 +250,8 @@ def publish(
 ) -> Report:
     """Publish the weights in a Hugging Face folder as a run's newest version. Run it on the trainer's machine.
 
+    The trainer must have started once: it publishes the initial model first.
+
     \b
     Examples:
       laminar weights publish best-model
@@ -259,6 +261,7 @@ def publish(
     from pipelines.run.weight_bytes import store_root
 
     connection = address.connect()
+    connection.check_has_started("trainer", "publish the weights")
     config = _config(address.folder)
     relay = (config or Config()).relay
     manifests = Manifests(connection.client, connection.run)

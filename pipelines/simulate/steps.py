@@ -89,7 +89,7 @@ class SimulatedStep:
                 notes = notes_reader(step.shard.run, clients.observer)
                 return step.restore(restored, producer, clock, now, notes=notes)
             case EvaluateVersions():
-                return step.restore(restored, now)
+                return step.restore(restored, clock, now)
             case _ if transfers is not None:
                 return transfers.rank(step, restored, process, clients)
         raise TypeError(f"{type(step).__name__} cannot be simulated")

@@ -9,9 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from role_writer import write_as_role
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
+from infra.kafka.note import Note
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.topic_reader import read_topic
@@ -139,9 +141,7 @@ def test_drain_is_refused_before_placement_has_started(laminar: Laminar, filled:
 
 def test_drain_is_sent_to_current_incarnation(laminar: Laminar, filled: ClientProperties) -> None:
     group = group_name(RUN, "placement")
-    value, headers = encode(CommitNote(group, "{}", 0))
-    with BoundedProducer(filled) as producer:
-        producer.send(RESTORE.name(RUN), value, key=group.encode(), headers=headers)
+    write_as_role(filled, RUN, RESTORE, [CommitNote(group, Note().encode(), 0)], key=group.encode())
     code, out, _ = laminar("replicas", "drain", "0", "--json")
     assert (code, json.loads(out)["drained"]) == (0, False)
     (record,) = read_topic(filled, INBOX.name(RUN))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from object_store import object_store
+from role_writer import write_as_role
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from waiting import until
@@ -19,8 +20,10 @@ from waiting import until
 from infra.files import create_secret, read_secret
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
+from infra.kafka.note import Note
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
+from infra.kafka.topic_reader import read_topic
 from infra.models.checkpoint_folder import save_folder
 from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
@@ -37,8 +40,8 @@ from operators.trainer.checkpoint_files import TrainerPosition
 from operators.trainer.config import LearnerConfig, LoraConfig
 from operators.trainer.learner import Learner
 from schemas.codec import encode
-from schemas.records import PolicyVersion, RelayChain, RelayLink, RelayStatus, WeightVersion
-from schemas.topics import RELAY, RELAY_CHAIN, REPLICAS
+from schemas.records import CommitNote, PolicyVersion, RelayChain, RelayLink, RelayStatus, WeightVersion
+from schemas.topics import RELAY, RELAY_CHAIN, REPLICAS, RESTORE, group_name
 
 RUN = f"weight-commands-{os.getpid()}"
 Laminar = Callable[..., tuple[int, str, str]]
@@ -46,10 +49,17 @@ Laminar = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def client(broker: Broker) -> ClientProperties:
+    """Of a run whose trainer has started."""
     client = ClientProperties.at(broker.bootstrap_servers)
-    with admin_client(client) as admin:
-        create_topics(admin, [TopicSpec(topic.name(RUN), 1) for topic in (RELAY, RELAY_CHAIN, REPLICAS)])
+    make_topics(client, RUN)
+    group = group_name(RUN, "trainer")
+    write_as_role(client, RUN, RESTORE, [CommitNote(group, Note().encode(), 0)], key=group.encode())
     return client
+
+
+def make_topics(client: ClientProperties, run: str) -> None:
+    with admin_client(client) as admin:
+        create_topics(admin, [TopicSpec(topic.name(run), 1) for topic in (RELAY, RELAY_CHAIN, REPLICAS, RESTORE)])
 
 
 @pytest.fixture
@@ -214,6 +224,15 @@ def test_weights_publish_rejects_other_models(laminar: Laminar, model: Path, tmp
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
     assert "not a safetensors file" in laminar("weights", "publish", str(tmp_path))[2]
     assert "neither model.safetensors" in " ".join(laminar("weights", "publish", "/")[2].split())
+
+
+def test_weights_publish_is_refused_before_first_start(client: ClientProperties, command: Laminar, model: Path) -> None:
+    """The trainer owns the topic `relay`: its first start would refuse one that holds a version."""
+    run = f"{RUN}-unstarted"
+    make_topics(client, run)
+    code, _, err = command("weights", "publish", str(model), "--run", run, "-b", client.bootstrap_servers)
+    assert (code, f"trainer of run {run} has not started yet; publish the weights once" in plain(err)) == (1, True)
+    assert not list(read_topic(client, RELAY.name(run)))
 
 
 def test_weights_pull_downloads_from_relay(
