@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +17,7 @@ from operators.io.elements import Checkpoint, PartitionKey, Polled, ReceivedReco
 from operators.io.pending import PendingOffsets
 from schemas.records import Experience, Metric, PolicyVersion, Prompt, WeightVersion
 
-REPUBLISH_MS = 60_000
+REPUBLISH_S = 60
 """How long a final version that could not be measured may take to be published again, before its round is given up."""
 
 
@@ -26,8 +28,10 @@ class EvaluateVersions:
     config: EvaluationConfig
     questions: Callable[[], Sequence[Prompt]]
 
-    def restore(self, restored: Restored, now: Callable[[], int] = wall_ms) -> EvaluationFold:
-        return EvaluationFold(self.config, self.questions(), restored, now)
+    def restore(
+        self, restored: Restored, clock: Callable[[], float] = time.monotonic, now: Callable[[], int] = wall_ms
+    ) -> EvaluationFold:
+        return EvaluationFold(self.config, self.questions(), restored, clock, now)
 
 
 class EvaluationFold(ShardFold):
@@ -35,7 +39,7 @@ class EvaluationFold(ShardFold):
 
     The open rounds and their prompt numbers are in every commit note, as a few short entries. A round whose version is
     gone before it is complete ends as not measured. If it is the final one, the trainer may publish that version again;
-    after `REPUBLISH_MS` its metrics are published again with `given_up`, so that the run can end. A final round with
+    after `REPUBLISH_S` its metrics are published again with `given_up`, so that the run can end. A final round with
     too many failed episodes or rewards is given up at once.
     """
 
@@ -44,11 +48,16 @@ class EvaluationFold(ShardFold):
         config: EvaluationConfig,
         questions: Sequence[Prompt],
         restored: Restored,
+        clock: Callable[[], float] = time.monotonic,
         now: Callable[[], int] = wall_ms,
     ) -> None:
-        self._config, self._questions, self._now = config, questions, now
+        self._config, self._questions, self._clock, self._now = config, questions, clock, now
         self._number, self._last, final, self._lost = restored.state.get("evaluated", (0, None, None, 0))
-        """`_lost`: when a round of the final version ended as not measured, in Unix milliseconds; 0: none has."""
+        """`_lost`: when a round of the final version ended as not measured, in Unix milliseconds; 0: none has.
+
+        Only whether it is 0 counts: a successor may have another clock.
+        """
+        self._given_up_at = clock() + restored.state.get("republish_s", REPUBLISH_S)
         self._final = PolicyVersion.parse(final) if final else None
         self._rounds: dict[str, Round] = {}
         self._pending = PendingOffsets()
@@ -86,6 +95,8 @@ class EvaluationFold(ShardFold):
         state: dict[str, Any] = {"evaluated": [self._number, self._last, final, self._lost], "rounds": rounds}
         if self._newest is not None:
             state["newest"] = [str(self._newest.version), self._newest.final]
+        if self._lost:
+            state["republish_s"] = max(0, math.ceil(self._given_up_at - self._clock()))
         if self._results:
             state["results"] = {mode: [m.step, m.values, m.measured_at] for mode, m in self._results.items()}
         return Checkpoint(self._pending.low_water(positions), state=state)
@@ -106,7 +117,7 @@ class EvaluationFold(ShardFold):
         """The metrics of final rounds that are not measured, once their version has not been published again."""
         if not self._lost or any(each.final for each in self._rounds.values()):
             return []
-        if 0 <= self._now() - self._lost < REPUBLISH_MS:
+        if self._clock() < self._given_up_at:
             return []
         given_up = {
             mode: replace(metric, values={**metric.values, GIVEN_UP: 1.0})
@@ -148,6 +159,7 @@ class EvaluationFold(ShardFold):
         newest_final = current.final and current.version == self._final
         if newest_final and current.is_lost():
             self._lost = self._now()  # lost with its machine; the trainer may publish it again
+            self._given_up_at = self._clock() + REPUBLISH_S
         elif newest_final and not current.is_measured():
             values[GIVEN_UP] = 1.0
         metric = Metric(NAME, current.version.number, values, self._now())

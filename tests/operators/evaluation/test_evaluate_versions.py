@@ -12,7 +12,7 @@ from in_memory_log import Log, Shard
 from record_factories import PARTITIONS, experience, failed, manifest, prompt, shard, topic_input, trajectory, version
 
 from operators.evaluation.config import EvaluationConfig
-from operators.evaluation.evaluate_versions import REPUBLISH_MS, EvaluateVersions
+from operators.evaluation.evaluate_versions import REPUBLISH_S, EvaluateVersions
 from operators.evaluation.report_rounds import ask_questions, report_rounds
 from operators.evaluation.rounds import open_round, round_name
 from schemas.metric_labels import labelled
@@ -201,8 +201,8 @@ def test_lost_final_version_is_given_up_unless_republished() -> None:
     assert evaluation.points() == [unmeasured]
     evaluation.shard.start()
     fold = evaluation.shard.fold
-    later = fold._now() + REPUBLISH_MS  # type: ignore[union-attr]
-    fold._now = lambda: later  # type: ignore[union-attr]
+    later = fold._clock() + REPUBLISH_S  # type: ignore[union-attr]
+    fold._clock = lambda: later  # type: ignore[union-attr]
     evaluation.shard.turn()
     evaluation.shard.run()
     assert evaluation.points() == [unmeasured, unmeasured, (6, {**unmeasured[1], "given_up": 1.0})]
