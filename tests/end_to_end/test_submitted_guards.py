@@ -202,7 +202,8 @@ def test_submitted_prompts_end_when_nothing_is_left_to_train(
     def run_until_stopped() -> None:
         with KafkaProducer(**client.producer()) as replica, guarded(config, file, submitted_process(config, "prompts")):
             now = time.time_ns() // 10**6
-            metrics = [Metric("score", 36, {"trajectories": 36.0}, now), Metric("prompts", 9, drawn, now)]
+            behind = now - 3_600_000  # on Flink the metric has the clock of a task manager
+            metrics = [Metric("score", 36, {"trajectories": 36.0}, now), Metric("prompts", 9, drawn, behind)]
             write_as_role(client, run_id, METRICS, metrics)
             is_blocked, unblock = next(blocked)
             while not STOPPING.wait(0.1):

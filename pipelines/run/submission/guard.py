@@ -181,7 +181,7 @@ class _Guard:
             state, seen = fold_all(state, metrics), {metric.values.get(SHARD) for metric in metrics}
             is_first, shards = may_be_older and not seen <= shards, shards | seen  # its counts may be of earlier starts
             guard.check(state, self._experiences, earlier=is_first)
-            if state.prompts.get(EXHAUSTED) and metrics and metrics[-1].measured_at >= self._started_at:
+            if state.prompts.get(EXHAUSTED) and metrics:  # written since the start, whatever the clock of its machine
                 self._await_end(metrics[-1])
             if self.ended.is_set():
                 return
