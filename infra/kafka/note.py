@@ -138,12 +138,17 @@ def last_note(observer: KafkaConsumer, place: TopicPartition, group: str, begin:
     return notes.get(group)
 
 
-def last_notes(observer: KafkaConsumer, place: TopicPartition, prefix: str) -> dict[str, Note]:
-    """The notes of the last commits of all groups with `prefix`, by group; what is undecided does not count.
+def last_notes(
+    observer: KafkaConsumer, place: TopicPartition, prefix: str, *, undecided: bool = False
+) -> dict[str, Note]:
+    """The notes of the last commits of all groups with `prefix`, by group; `undecided` ones count only if it is set.
 
     Raises as `last_note`.
     """
-    return _committed_notes(observer, place, lambda key: key.startswith(prefix), None)[0]
+    notes, still_open = _committed_notes(observer, place, lambda key: key.startswith(prefix), None)
+    for record in still_open if undecided else ():
+        _accept(notes, record)
+    return notes
 
 
 def notes_in(batches: Iterable[RecordBatch], topic: str) -> dict[str, Note]:
@@ -157,8 +162,8 @@ def notes_in(batches: Iterable[RecordBatch], topic: str) -> dict[str, Note]:
 
 def _committed_notes(
     observer: KafkaConsumer, place: TopicPartition, is_wanted: Callable[[str], bool], begin: int | None
-) -> tuple[dict[str, Note], bool]:
-    """The last committed notes by group, and whether a transaction with further ones is undecided."""
+) -> tuple[dict[str, Note], list[_NoteRecord]]:
+    """The last committed notes by group, and further ones of transactions that are undecided."""
     last: dict[str, Note] = {}
     undecided: dict[int, list[_NoteRecord]] = {}
     for found in read_to_end(observer, place, begin):
@@ -171,7 +176,7 @@ def _committed_notes(
                 reject_old_release(headers)
             if wanted := [each for each in _note_records(found, place.topic) if is_wanted(each.group)]:
                 undecided.setdefault(found.producer_id, []).extend(wanted)
-    return last, bool(undecided)
+    return last, [record for records in undecided.values() for record in records]
 
 
 class _NoteRecord(NamedTuple):

@@ -23,15 +23,18 @@ NO_NOTES: ReadNotes = lambda pipeline: {}  # noqa: E731 - typed
 """Those of a run without commits."""
 
 
-def notes_reader(run: str, open_observer: Callable[[], Any]) -> ReadNotes:
-    """Reads the notes of `run`, each time by a new consumer of `open_observer`, see `uncommitted_consumer`."""
+def notes_reader(run: str, open_observer: Callable[[], Any], *, undecided: bool = False) -> ReadNotes:
+    """Reads the notes of `run`, each time by a new consumer of `open_observer`, see `uncommitted_consumer`.
+
+    With `undecided` those of transactions count that are not committed yet.
+    """
 
     def read(pipeline: str) -> Mapping[int, Note]:
         place, prefix = Partition(RESTORE.name(run), 0), role_prefix(group_name(run, pipeline))
         try:
             observer = open_observer()
             try:
-                return role_notes(observer, place, prefix)
+                return role_notes(observer, place, prefix, undecided=undecided)
             finally:
                 observer.close(autocommit=False)
         except (KafkaError, ValueError) as error:

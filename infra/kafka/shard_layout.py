@@ -48,9 +48,9 @@ def check_layout(observer: KafkaConsumer, config: SessionConfig, note: Note | No
         )
 
 
-def role_notes(observer: KafkaConsumer, restore: Partition, prefix: str) -> dict[int, Note]:
-    """The last notes of a role by shard; its groups begin with `prefix`. Raises as `last_notes`."""
-    found = last_notes(observer, TopicPartition(*restore), prefix)
+def role_notes(observer: KafkaConsumer, restore: Partition, prefix: str, *, undecided: bool = False) -> dict[int, Note]:
+    """The last notes of a role by shard; its groups begin with `prefix`. Otherwise as `last_notes`."""
+    found = last_notes(observer, TopicPartition(*restore), prefix, undecided=undecided)
     return {shard_of(group): note for group, note in found.items() if is_shard(group)}
 
 

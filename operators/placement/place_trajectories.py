@@ -15,17 +15,18 @@ from infra.clocks import wall_ms
 from infra.kafka.clients import KafkaClients, SessionClients
 from infra.kafka.fencing import CannotFence, fence
 from infra.kafka.log_ends import EndsUnknown, log_ends
+from infra.kafka.role_notes import NO_NOTES, ReadNotes, notes_reader
 from infra.kafka.session_config import Partition
 from infra.runners.step_metrics import phase
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored, ShardFold
 from operators.io.newest_manifest import NewestManifest
 from operators.io.repartition import LiveReplicas, Moved, Placed
-from operators.io.validation import MAX_PROMPTS_AHEAD
 from operators.placement.config import PlacementConfig
 from operators.placement.dispatch import Dispatcher, Rounds
 from operators.placement.moves import MoveCoordinator
 from operators.placement.pauses import RunPause, WorkCounts
+from operators.placement.prompt_numbers import PromptNumbers
 from operators.placement.queue_metric import QueueMetric
 from operators.placement.relay_chain import RelayChainManager
 from operators.placement.replicas import ReplicaTable
@@ -35,7 +36,6 @@ from operators.placement.waiting_work import WaitingWork
 from operators.placement.work_table import Leases, Owner
 from schemas.block import Block
 from schemas.bounds import fits_inbox
-from schemas.identity import Purpose
 from schemas.records import (
     AssignmentRejected,
     Cancel,
@@ -96,7 +96,8 @@ class PlaceTrajectories:
             ends = log_ends(kafka, f"{group_name(run, 'placement')}.ends", names, self.shard.transaction_timeout_s)
             return {names[place]: end for place, end in ends.items()}
 
-        return PlacementFold(self, restored, fence_process, clock, now, read_ends)
+        notes = notes_reader(run, kafka.observer, undecided=True)
+        return PlacementFold(self, restored, fence_process, clock, now, read_ends, notes)
 
 
 class PlacementFold(ShardFold):
@@ -108,6 +109,7 @@ class PlacementFold(ShardFold):
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], int] = wall_ms,
         read_ends: Callable[[Iterable[PartitionKey]], Ends] = lambda places: {},
+        notes: ReadNotes = NO_NOTES,
     ) -> None:
         self._step, self._fence, self._clock, config = step, fence_process, clock, step.config
         self._now = now
@@ -142,7 +144,7 @@ class PlacementFold(ShardFold):
             now,
             is_paused=lambda: self._pause.active,
         )
-        self._numbers = PromptNumbers(restored.state.get("prompts") if restored.state else {})
+        self._numbers = PromptNumbers(restored.state.get("prompts") if restored.state else {}, notes)
         self._ready = False
         self._started_at = self._folded_at = clock()
         self._queue = QueueMetric(self._started_at)
@@ -152,6 +154,7 @@ class PlacementFold(ShardFold):
 
     def fold(self, polled: Polled) -> list[PlacementOutput]:
         self._emissions += 1
+        self._numbers.begin_poll()
         now = self._clock()
         if now - self._folded_at > self._step.config.heartbeat_timeout_s / 2:
             self._replicas.reset_timeouts(now)
@@ -306,31 +309,6 @@ def _replica_of(output: PlacementOutput) -> int | None:
         case Cancel() | Reserve() | StageGroup():
             return output.replica
     return None
-
-
-class PromptNumbers:
-    """The next number of each purpose, 0 before the first prompt. Prompts are numbered densely: a wrong number would
-    leave a permanent gap.
-
-    `state` is that of the last commit, {} before the first commit. None if its note has no such state: the first prompt
-    of each purpose may then have any number.
-    """
-
-    def __init__(self, state: Mapping[Purpose, int] | None) -> None:
-        self._next: dict[Purpose, int] = dict(state or {})
-        self._accepts_any = state is None
-
-    def invalid_reason(self, purpose: Purpose, number: int) -> str | None:
-        """Why the number is invalid; None if it is valid, which is recorded."""
-        expected = self._next.get(purpose, number if self._accepts_any else 0)
-        if number > expected + MAX_PROMPTS_AHEAD:
-            return f"prompt number {number} is more than {MAX_PROMPTS_AHEAD} ahead of number {expected - 1}"
-        self._next[purpose] = max(expected, number + 1)
-        return None
-
-    def state(self) -> Mapping[Purpose, int]:
-        """The next numbers, for the commit note."""
-        return self._next
 
 
 Ends = Mapping[PartitionKey, int]

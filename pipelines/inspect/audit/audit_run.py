@@ -19,6 +19,7 @@ from pipelines.inspect.audit.decode import DecodedRecord, decode_for_audit
 from pipelines.inspect.audit.fold import AuditFold
 from pipelines.inspect.audit.result import Audit
 from pipelines.inspect.audit.trim_points import TrimmedHistory, newest_trim_point
+from schemas.identity import Purpose
 from schemas.records import Experience, MicroBatch, Prompt, Settled, Trajectory, TrimPoint, WeightVersion
 from schemas.topics import (
     BATCHES,
@@ -70,7 +71,7 @@ def fold_run(
     begins: Mapping[tuple[str, int], int] = MappingProxyType({}),
 ) -> AuditFold:
     """Fold the records in `snapshot`, each partition (full topic name, number) from its offset in `begins`, or 0."""
-    fold, manifests = AuditFold(snapshot.trimmed, before), ManifestOrder()
+    fold, manifests = AuditFold(snapshot.trimmed, before, snapshot.written), ManifestOrder()
     for topic in READ_ORDER:
         name = topic.name(run)
         # One partition after the other: partition and offset decide which Trajectory of an id is the first.
@@ -83,11 +84,14 @@ def fold_run(
 
 @dataclass(frozen=True)
 class Snapshot:
-    """End offsets, trimmed topics (short names), and committed offsets by pipeline."""
+    """End offsets, trimmed topics (short names), committed offsets by pipeline, and the next prompt numbers that their
+    writers have committed, by purpose.
+    """
 
     ends: Mapping[str, Mapping[int, int]]
     trimmed: frozenset[str]
     committed: Mapping[str, CommittedOffsets]
+    written: Mapping[Purpose, int]
 
 
 def snapshot_of(
@@ -125,7 +129,17 @@ def snapshot_of(
             for short_name in [CATALOGUE[where.topic.removeprefix(run_prefix(run))].short_name]
             if first > (trim_point.first_offset(short_name, where.partition) if trim_point is not None else 0)
         }
-    return Snapshot(ends, frozenset(trimmed), committed)
+    return Snapshot(ends, frozenset(trimmed), committed, _prompts_written(run, notes))
+
+
+def _prompts_written(run: str, notes: Mapping[str, Note]) -> dict[Purpose, int]:
+    """The next prompt number of each purpose by the `notes` of the roles that write prompts; without a note none."""
+    written: dict[Purpose, int] = {}
+    if (prompts := notes.get(group_name(run, "prompts"))) is not None and "number" in prompts.state:
+        written["train"] = prompts.state["number"]
+    if (evaluation := notes.get(group_name(run, "evaluation"))) is not None and "evaluated" in evaluation.state:
+        written["evaluation"] = evaluation.state["evaluated"][0]
+    return written
 
 
 def _farthest(lags: Iterable[Lag], notes: Iterable[Note]) -> CommittedOffsets:

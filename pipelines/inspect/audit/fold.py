@@ -7,7 +7,8 @@ inbox, prompts. A dictionary maps each trajectory, as a packed integer key, to i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 
 from operators.io.validation import MAX_PROMPTS_AHEAD
 from pipelines.inspect.audit.result import Audit, AuditStage, ReachedStage
@@ -35,6 +36,7 @@ _PURPOSES: tuple[Purpose, ...] = tuple(LETTERS)
 _PURPOSE_BITS = 2
 _OUTCOMES = ("batched", "dropped", "failed", "evaluated", "imported")
 _MEMBER_BITS = 20
+_MEMBERS = (1 << _MEMBER_BITS) - 1 << _PURPOSE_BITS
 ENDED = frozenset({"trained", "untrained", "dropped", "failed", "evaluated", "imported"})
 """Final outcomes of a trajectory."""
 
@@ -43,16 +45,25 @@ class AuditFold:
     """The facts about a run's trajectories. `trimmed`: topics (short names) from which retention has deleted records.
 
     `before`: the trimmed part of the log, whose trajectories the trim point counts. Remaining records of them are
-    ignored, except a later batch that trains one of them again.
+    ignored, except a later batch that trains one of them again. `written`: the next prompt numbers that their writers
+    have committed, by purpose. A higher number that does not follow the last one is of another program.
     """
 
-    def __init__(self, trimmed: Collection[str] = (), before: TrimmedHistory | None = None) -> None:
+    def __init__(
+        self,
+        trimmed: Collection[str] = (),
+        before: TrimmedHistory | None = None,
+        written: Mapping[Purpose, int] = MappingProxyType({}),
+    ) -> None:
         self._trimmed = frozenset(trimmed)
         self._before = before
         closed = before.closed_below if before is not None else {}
         self._closed_below = tuple(closed.get(purpose, 0) for purpose in _PURPOSES)
         self._trained_after_close: set[int] = set()
         self._next_prompt: dict[Purpose, int] = {}
+        self._written = written
+        self._missing_prompts: set[int] = set()
+        """The keys of sample 0 of the prompts whose numbers the log lacks so far."""
         self._bits: dict[int, int] = {}
         self._manifests: dict[PolicyVersion, tuple[PolicyVersion | None, tuple[int, ...]]] = {}
         self._untrained: set[int] = set()
@@ -126,9 +137,14 @@ class AuditFold:
         purpose, number = record.purpose, record.number
         first = number if {"prompts", "eval-prompts"} & self._trimmed else self._closed_below[_PURPOSES.index(purpose)]
         expected = self._next_prompt.get(purpose, first)
-        if purpose == "imported" or number > expected + MAX_PROMPTS_AHEAD:
+        is_foreign = number > expected and number >= self._written.get(purpose, number + 1)
+        if purpose == "imported" or number > expected + MAX_PROMPTS_AHEAD or is_foreign:
             self.undecodable += 1
             return
+        if self._before is None or purpose in self._next_prompt:  # after a trim the first may have any number
+            missing = (TrajectoryKey(purpose, each, 0) for each in range(expected, number))
+            self._missing_prompts.update(map(_packed_key, missing))
+        self._missing_prompts.discard(_packed_key(TrajectoryKey(purpose, number, 0)))
         self._next_prompt[purpose] = max(expected, number + 1)
         for member in range(record.samples if consumed else 0):
             key = _packed_key(TrajectoryKey(purpose, number, member))
@@ -142,7 +158,8 @@ class AuditFold:
             duplicate_finishes=self.duplicate_finishes, settled_again=self.settled_again, undecodable=self.undecodable
         )
         in_flight: Counter[AuditStage] = Counter()
-        lost, still_in_flight = [], []
+        lost, still_in_flight = self._lost_prompts(), []
+        counts["undispatched"] += len(lost)
         for key, bits in sorted(self._bits.items()) if name_in_flight else self._bits.items():
             outcome, stage = self._outcome_and_stage(key, bits)
             counts["dispatched" if bits & _DISPATCHED else "undispatched"] += 1
@@ -252,6 +269,12 @@ class AuditFold:
             goes_on = bool(line) and self._manifests[line[-1]][0] is not None
             self._lineage_is_cut = goes_on and (self._before is None or self._before.version not in line)
         return self._times_trained
+
+    def _lost_prompts(self) -> list[tuple[int, AuditStage]]:
+        """The prompts that the log lacks, by the key of their sample 0, with the stage that numbers them."""
+        known = {key | _MEMBERS for key in self._bits} if self._missing_prompts else set()
+        missing = (key for key in self._missing_prompts if key | _MEMBERS not in known and not self._is_closed(key))
+        return [(key, "evaluation" if _purpose(key) == "evaluation" else "prompts") for key in missing]
 
     def _add(self, trajectory: TrajectoryKey, bits: int) -> None:
         key = _packed_key(trajectory)

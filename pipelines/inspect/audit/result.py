@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
-AuditStage = Literal["placement", "generation", "score", "experience", "evaluation", "training"]
-STAGES: tuple[AuditStage, ...] = ("placement", "generation", "score", "experience", "evaluation", "training")
+AuditStage = Literal["prompts", "placement", "generation", "score", "experience", "evaluation", "training"]
+STAGES: tuple[AuditStage, ...] = (
+    *("prompts", "placement", "generation", "score", "experience", "evaluation", "training"),
+)
 
 
 class ReachedStage(NamedTuple):
@@ -25,11 +27,12 @@ class Audit:
     + lost.
 
     dispatched: an Assignment names it. undispatched: other records name it, but no Assignment (a prompt rejected before
-    its dispatch, one that placement lost, imported experience). trained: in a batch on the ancestor line of the newest
-    manifest. imported: trained, and imported from a dataset. untrained: in a batch of the ancestor line that could not
-    be trained; a dead letter has the reason. dropped, failed, evaluated: settled with that outcome, and not trained.
+    its dispatch, one that placement or the log lost, imported experience). trained: in a batch on the ancestor line of
+    the newest manifest. imported: trained, and imported from a dataset. untrained: in a batch of the line that could
+    not be trained; a dead letter has the reason. dropped, failed, evaluated: settled with that outcome, not trained.
     in_flight: not yet ended, by the stage that has it. expired: retention has deleted the records that would show the
-    outcome. lost: a stage has committed past it without an output.
+    outcome. lost: a stage has committed past it without an output. A prompt whose number the log lacks before a
+    later one is lost as its sample 0.
 
     trained_twice: in two batches of the line, twice in one, or in one that the line trained twice. without_reason:
     dropped with an empty reason. contradictions: trained, but settled with another outcome. duplicate_finishes: later

@@ -15,7 +15,7 @@ import infra.kafka.resharding
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
 from infra.kafka.clients import KafkaClients
-from infra.kafka.note import read_to_end, uncommitted_consumer
+from infra.kafka.note import Note, last_notes, read_to_end, uncommitted_consumer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.record_batches import RecordBatch
 from infra.kafka.resharding import reshard
@@ -23,6 +23,8 @@ from infra.kafka.run_release import NOTE_HEADER
 from infra.kafka.session import Outgoing, Partition, Session, SessionLost
 from infra.kafka.session_config import Input, SessionConfig
 from infra.kafka.shard_layout import OtherLayout
+from schemas.codec import encode
+from schemas.records import CommitNote
 
 PARTITIONS = 4
 
@@ -83,6 +85,25 @@ def split(states: Sequence[Mapping[str, Any]], own: Mapping[str, Any], shard: in
 @pytest.fixture
 def role(broker: Broker, run_id: str, opened: Open) -> Role:
     return Role(broker, run_id, opened)
+
+
+def test_last_notes_contain_undecided_ones_if_wanted(role: Role) -> None:
+    """A record may be visible before the commit note of its transaction counts."""
+    role.start(0, 1)
+    config = role.config(0, 1)
+    value, headers = encode(CommitNote(config.group, Note(1, {}, {"number": 7}, commit=9).encode(), 0))
+    place = TopicPartition(*config.restore)
+    with (
+        closing(KafkaProducer(**role.client.producer(transactional_id=f"{config.group}-open"))) as producer,
+        closing(uncommitted_consumer(role.client)) as observer,
+    ):
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(config.restore.topic, value, config.group.encode(), list(headers), 0)
+        producer.flush()
+        found = [last_notes(observer, place, config.group, undecided=each) for each in (False, True)]
+        producer.abort_transaction()
+        assert [notes[config.group].state for notes in found] == [{}, {"number": 7}]
 
 
 def test_new_shards_continue_where_the_old_ones_stopped(role: Role) -> None:

@@ -10,6 +10,7 @@ from record_factories import MAX_REPLICAS, PARTITIONS, manifest, prompt, shard, 
 
 from infra.kafka.fencing import CannotFence
 from infra.kafka.log_ends import EndsUnknown
+from infra.kafka.role_notes import NO_NOTES
 from operators.io.elements import Output, PartitionKey, Restored, ShardFold
 from operators.io.repartition import repartition
 from operators.placement.config import PlacementConfig
@@ -56,6 +57,7 @@ class Placement:
         self.log = Log()
         self.now = 0.0
         self.fenced: list[int] = []
+        self.notes = NO_NOTES
         self.kafka_is_away = False
         settings = PlacementConfig(**{"heartbeat_timeout_s": TIMEOUT_S, **config})
         self._step = PlaceTrajectories(
@@ -65,7 +67,7 @@ class Placement:
         self.shard.start()
 
     def _restore(self, restored: Restored) -> ShardFold:
-        return PlacementFold(self._step, restored, self._fence, lambda: self.now, lambda: 0, self._ends)
+        return PlacementFold(self._step, restored, self._fence, lambda: self.now, lambda: 0, self._ends, self.notes)
 
     def _ends(self, places: Iterable[PartitionKey]) -> Ends:
         if self.kafka_is_away:

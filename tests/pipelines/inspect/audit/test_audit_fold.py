@@ -11,7 +11,9 @@ from audit_records import assignment, experience, manifest, micro_batch, prompt,
 
 from pipelines.inspect.audit.fold import AuditFold
 from pipelines.inspect.audit.result import Audit, ReachedStage
+from pipelines.inspect.audit.trim_points import TrimmedHistory
 from schemas.identity import parse_trajectory_id as key
+from schemas.records import PolicyVersion
 
 ASSIGNED = assignment("p1.0")
 SCORED = (experience("p1.0"), trajectory("p1.0"), ASSIGNED)
@@ -157,7 +159,7 @@ def test_audit_fold_counts_a_hand_over_as_one_dispatch() -> None:
 
 
 def test_audit_fold_finds_prompts_that_were_never_dispatched() -> None:
-    rows = (prompt("train", 1, 2), assignment("p1.0"), settled("e0.0", "failed", "too large"))
+    rows = (prompt("train", 0, 0), prompt("train", 1, 2), assignment("p1.0"), settled("e0.0", "failed", "too large"))
     lost = folded(*rows, prompt("evaluation", 0, 2))
     assert lost.lost == (ReachedStage("e0.1", "placement"), ReachedStage("p1.1", "placement"))
     assert not lost.passed
@@ -174,6 +176,35 @@ def test_audit_fold_ignores_prompts_that_placement_rejects() -> None:
     fold.prompt(prompt("train", 0), consumed=True)
     fold.settled(settled(f"p{10**12}.0", "dropped", "of another program"))
     assert fold.closed_below(0)["train"] == 0
+
+
+def test_audit_fold_finds_holes_in_prompt_numbers() -> None:
+    rows = (assignment("p0.0"), prompt("train", 0, 1), prompt("train", 4), settled("p2.1", "failed", "too large"))
+    lost = folded(*rows, prompt("evaluation", 2), prompt("train", 1), consumed=False)  # the topic may be out of order
+    assert lost.lost == (
+        ReachedStage("e0.0", "evaluation"),
+        ReachedStage("e1.0", "evaluation"),
+        ReachedStage("p3.0", "prompts"),
+    )
+    assert not lost.passed
+    assert lost.accounted == lost.dispatched + lost.undispatched
+    assert folded(*rows[:2], prompt("train", 5), consumed=False, trimmed=("prompts",)).numbers()["lost"] == 4
+    assert folded(prompt("train", 5), consumed=False, trimmed=("prompts",)).lost == ()
+
+
+def test_audit_fold_counts_no_hole_before_a_foreign_prompt() -> None:
+    fold = AuditFold(written={"train": 2})
+    for number in (0, 5000, 1, 2):  # prompts has committed 2 since
+        fold.prompt(prompt("train", number, 0), consumed=True)
+    audit = fold.audit()
+    assert (audit.lost, audit.undecodable) == ((), 1)
+
+
+def test_audit_fold_begins_after_a_trim_at_any_prompt() -> None:
+    fold = AuditFold(before=TrimmedHistory(PolicyVersion(1, 3), 2, {"train": 4}))
+    for number in (7, 9):
+        fold.prompt(prompt("train", number), consumed=False)
+    assert fold.audit().lost == (ReachedStage("p8.0", "prompts"),)
 
 
 def test_audit_fold_uses_the_first_finished_record() -> None:

@@ -160,6 +160,7 @@ def test_audit_names_exactly_the_planted_faults(damaged: Run) -> None:
     found = audit(damaged.client, damaged.run)
     assert found.lost == (
         ReachedStage("p3.1", "score"),
+        *(ReachedStage(f"p{number}.0", "prompts") for number in (4, 5, 6)),
         ReachedStage("p8.0", "experience"),
         ReachedStage("p9.0", "experience"),
         ReachedStage("e9.0", "evaluation"),
@@ -289,6 +290,7 @@ def test_audit_command_names_all_faults(damaged: Run, capsys: pytest.CaptureFixt
     printed = capsys.readouterr().out.splitlines()
     assert "AUDIT FAILED" in printed[0]
     for line in (
+        "lost at prompts: p4.0, p5.0, p6.0",
         "lost at placement: p11.0",
         "lost at score: p3.1",
         "lost at experience: p8.0, p9.0",
