@@ -12,7 +12,7 @@ Retention = Literal["trim", "newest", "window"]
 
 PREFIX = "laminar"
 _RUN = re.compile(r"[A-Za-z0-9_-]{1,100}")
-_MULTI_PROCESS_PRODUCERS = {"rollout", "relay", "experience", "every pipeline"}
+_MULTI_PROCESS_PRODUCERS = {"rollout", "relay", "experience", "every pipeline", "people"}
 """Producers of which a run may have several writing processes. The trainer is not among them: only rank 0 writes."""
 _FENCED = (
     "placement fences a replica without heartbeats in `replicas`, which aborts its transaction; that of placement or a "
@@ -21,6 +21,7 @@ _FENCED = (
 _RESTARTED = (
     "no reader decides by time; the transaction is aborted by the writer's next start, at the latest by its time-out"
 )
+_PLAIN = "plain producers only: there is no transaction to wait for"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +178,10 @@ RELAY = Topic(
     "relay",
     ("WeightVersion",),
     "version",
-    ("trainer",),
+    ("trainer", "people"),
     ("relay", "rollout", "placement", "experience", "evaluation"),
     "weight manifests, never weights; `laminar weights publish` writes them, too",
+    _PLAIN,
     transactional=False,
 )
 RELAY_CHAIN = Topic(
@@ -198,6 +200,7 @@ CONTROL = Topic(
     ("people",),
     ("placement", "experience"),
     "whether the run is paused, by whom and since when; the last record is valid",
+    _PLAIN,
     transactional=False,
     retention="newest",
 )
@@ -222,7 +225,7 @@ REPLICAS = Topic(
     ("rollout", "relay"),
     ("placement", "relay", "autoscaler"),
     "heartbeats, and what a relay or replica has of a version that is arriving",
-    "plain producers only: there is no transaction to wait for",
+    _PLAIN,
     transactional=False,
     retention="newest",
 )
@@ -285,6 +288,7 @@ TRIM_POINTS = Topic(
     ("people",),
     (),
     "where the log begins after a trim, with counts and digests of the deleted records",
+    _PLAIN,
     transactional=False,
 )
 RUN_RELEASE = "release"
@@ -297,7 +301,7 @@ SCHEMAS = Topic(
     (),
     "how to decode the values of every topic, by the header `laminar-schema`, for programs without Laminar; and the "
     "release of the run's oldest roles, which every role reads when it starts",
-    "plain producers only: there is no transaction to wait for",
+    _PLAIN,
     transactional=False,
     retention="newest",
 )

@@ -73,8 +73,8 @@ class ExperienceConfig(CheckedSettings):
     over_age: OverAge = "correct"
     """What happens to trajectories staler than `max_staleness`. `correct`: they are trained with off-policy correction
     and counted (`over_age` in the metrics). `drop`: they are dropped, which starves long answers. `wait`: groups are
-    trained in the order of their prompts, so the buffer waits for the longest answers. `drop` and `wait` guarantee the
-    bound, `correct` does not."""
+    trained in the order of their prompts, so the buffer waits for the longest answers. `drop` guarantees the bound when
+    the batch is made, which may wait for the trainer; `wait` also at the update that trains it; `correct` does not."""
     micro_batch_tokens: Annotated[int, Ge(1), Le(MAX_MICRO_BATCH_TOKENS)] = 65_536
     """Tokens in one micro-batch record, at most; a longer sequence has a record of its own."""
     writers: tuple[Component, ...] = ()

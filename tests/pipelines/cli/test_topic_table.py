@@ -24,8 +24,8 @@ def test_topic_table_has_a_row_per_topic() -> None:
 def test_topics_with_several_writers_explain_safety() -> None:
     several = {topic.short_name for topic in CATALOGUE.values() if topic.has_several_writers}
     assert {topic.short_name for topic in CATALOGUE.values() if topic.if_a_writer_dies} == several
-    assert {"replicas", "inbox", "batches", "dead-letters"} <= several
-    assert not several & {"prompts", "relay-chain", "relay"}
+    assert {"replicas", "inbox", "batches", "dead-letters", "relay", "control", "trim-points"} <= several
+    assert not several & {"prompts", "relay-chain"}
     assert len(writers_table().splitlines()) == len(several) + 2
 
 
