@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import tomli_w
 from faults.cluster import Cluster
-from faults.late_run import CONFIG, SHARDS, relay_section, run_inputs
+from faults.late_run import CONFIG, SHARDS, autoscaling_section, relay_section, run_inputs
 from faults.log_files import LoggedRecord, read_topic
 from faults.nemesis import Injected, Nemesis
 from faults.network import Network, within
@@ -25,8 +25,8 @@ from pipelines.run.topics import make_topics
 
 BROKERS = ("k1", "k2", "k3")
 ROLES = {
-    "r1": ("prompts", "placement", "score", "evaluation"),
-    "r2": ("rollout-0", "experience", "experience-1", "trainer"),
+    "r1": ("autoscaler", "prompts", "placement", "score", "evaluation"),
+    "r2": ("rollout-0", "experience", "experience-1", "trainer", "relay-0", "gateway-0", "agents-0"),
 }
 READ_BACK = ("prompts", "inbox", "trajectories", "experiences", "settled", "batches", "metrics")
 """Topics that a consumer reads back: it must receive exactly the committed records of the log."""
@@ -179,7 +179,12 @@ class ClusterRun:
     def _config(self) -> Config:
         self._file = self.folder / "run.toml"
         kafka = {"bootstrap_servers": self.cluster.client.bootstrap_servers, "partitions": SHARDS}
-        sections = {"run": {"time_scale": 40.0, "name": self.run}, "kafka": kafka, "relay": relay_section(self.folder)}
+        sections = {
+            "run": {"time_scale": 40.0, "name": self.run, "folder": str(self.folder)},
+            "kafka": kafka,
+            "relay": {**relay_section(self.folder), "store": str(self.folder / "weights")},
+            "autoscaling": autoscaling_section(self.folder / "prices.csv"),
+        }
         self._file.write_text(tomli_w.dumps({**CONFIG, **sections}))
         return load_config(self._file)
 

@@ -144,7 +144,7 @@ def run_config(kafka: ProxiedBroker, run: str, folder: Path, **sections: Any) ->
                 "run": {"time_scale": 100.0, "name": run, "folder": str(folder)},
                 "kafka": kafka_section,
                 "relay": {**relay_section(folder), "store": str(folder / "weights")},
-                "autoscaling": _autoscaling(folder / "prices.csv"),
+                "autoscaling": autoscaling_section(folder / "prices.csv"),
                 **sections,
             }
         )
@@ -152,7 +152,7 @@ def run_config(kafka: ProxiedBroker, run: str, folder: Path, **sections: Any) ->
     return load_config(file)
 
 
-def _autoscaling(prices: Path) -> dict[str, Any]:
+def autoscaling_section(prices: Path) -> dict[str, Any]:
     """The section of an autoscaler that wants one or two processes, in turn: there is one, so only that is reached."""
     prices.write_text("seconds,price\n" + "".join(f"{second},{second % 2}\n" for second in range(int(2 * TIMEOUT_S))))
     limits = {"maximum": 2, "observe_s": 0.2, "stable_s": 0.2, "cooldown_s": 0.2}

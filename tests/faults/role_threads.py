@@ -145,16 +145,16 @@ class RoleThread:
 
 
 def start_roles(config: Config, names: Sequence[str] = ()) -> list[RoleThread]:
-    """Start the roles `names` of an emulated run (empty: all, also those of NOT_EMULATED).
+    """Start the roles `names` of an emulated run, also those of NOT_EMULATED; empty: all.
 
     Evaluation sends two questions to every version.
     """
     roles = [RoleThread.of(config, role) for role in roles_of(config) if not names or role.name in names]
+    if others := [role for role in map(Role, NOT_EMULATED) if not names or role.name in names]:
+        model = replace(config.model, path=str(_tokenizer(config.run_folder / "tokenizer")))
+        roles += [RoleThread.of(replace(config, model=model), role) for role in others]
     if names and "evaluation" not in names:
         return roles
-    if not names:
-        config = replace(config, model=replace(config.model, path=str(_tokenizer(config.run_folder / "tokenizer"))))
-        roles += [RoleThread.of(config, Role(pipeline)) for pipeline in NOT_EMULATED]
     experiences, versions = topic_input(config, EXPERIENCES, keys=("e",)), topic_input(config, RELAY, start="earliest")
     source = shard_config(config, "evaluation", experiences, versions)
     evaluate = EvaluateVersions(EvaluationConfig(every=1, periodic_questions=QUESTIONS), _questions)

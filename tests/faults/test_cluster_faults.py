@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from faults.cluster_run import survive
+from faults import role_threads
+from faults.cluster_run import ROLES, ClusterRun, survive
 from faults.network import NoNetwork
 
 FAULTS = (
@@ -21,6 +24,21 @@ FAULTS = (
     ),
 )
 """Each kind, and the death of each host of roles; `tests/soak/fault_campaign.py` draws more than a hundred."""
+
+
+def test_start_roles_knows_every_role_of_a_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Named:
+        of = staticmethod(lambda config, role: role.name)
+
+        def __new__(cls, name: str, *rest: Any) -> Any:
+            return name
+
+    monkeypatch.setattr(role_threads, "RoleThread", Named)
+    cluster = SimpleNamespace(client=SimpleNamespace(bootstrap_servers="127.0.0.1:9092"))
+    run: Any = SimpleNamespace(folder=tmp_path, run="cluster", cluster=cluster)
+    config = ClusterRun._config(run)
+    for names in ROLES.values():
+        assert sorted(map(str, role_threads.start_roles(config, names))) == sorted(names)
 
 
 @pytest.mark.slow
