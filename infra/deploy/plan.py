@@ -77,6 +77,8 @@ class DeploymentPlan:
     """How long a role may take before its first step."""
     audit_every_s: float = 120.0
     """How often the process that serves the metrics audits the run; 0: never."""
+    transaction_timeout_s: float = 60.0
+    """How long a transaction of a role may be open: its audits wait for it."""
     storage_ports: Sequence[int] = (HTTPS,)
     """The ports of object stores."""
     relay_files: Sequence[str] = ()
@@ -133,7 +135,8 @@ class DeploymentPlan:
     def metrics_command(self) -> list[str]:
         """The command line of the exporter of the run's metrics to Prometheus, which audits the run, too."""
         serve = ["laminar", "metrics", "serve", "--run", self.run, "--host", "0.0.0.0", "--port", str(METRICS_PORT)]
-        return [*serve, "--audit-every", f"{self.audit_every_s:g}", *self.as_user(PEOPLE)]
+        audit = ["--audit-every", f"{self.audit_every_s:g}", "--transaction-timeout", f"{self.transaction_timeout_s:g}"]
+        return [*serve, *audit, *self.as_user(PEOPLE)]
 
 
 def resource_prefix(run: str) -> str:

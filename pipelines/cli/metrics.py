@@ -15,7 +15,7 @@ import typer
 from infra.escaping import print_escaped
 from infra.scratch import scratch_folder
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import Address, RunClient
+from pipelines.cli.options import Address, RunClient, finite
 from pipelines.cli.watch import attached, catch_up, local_run
 
 if TYPE_CHECKING:
@@ -46,6 +46,18 @@ def serve(
             "--audit-every", min=0, metavar="SECONDS", help="Audit the run this often, and serve the result; 0: never."
         ),
     ] = 0.0,
+    transaction_timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--transaction-timeout",
+            min=1,
+            max=3600,
+            metavar="SECONDS",
+            callback=finite,
+            help="The run's kafka.transaction_timeout_s, for which an audit waits; by default that of its "
+            "configuration on this machine, or 60.",
+        ),
+    ] = None,
 ) -> None:
     """Serve a run's metrics at /metrics in Prometheus format, until stopped. Joins no consumer group.
 
@@ -83,7 +95,7 @@ def serve(
         print_escaped(f"serving the metrics of run {connection.run} at http://{shown}:{bound}/metrics", err=True)
         audits = None
         if audit_every and connection.client.log is None:  # an ended run has the audit of its end
-            audits = stack.enter_context(_audits(address, connection, audit_every, audit.update))
+            audits = stack.enter_context(_audits(address, connection, audit_every, audit.update, transaction_timeout))
         while True:
             watching.tick()
             if audits is not None:
@@ -93,9 +105,15 @@ def serve(
 
 @contextmanager
 def _audits(
-    address: Address, connection: RunClient, every_s: float, report: Callable[[Mapping[str, Any]], None]
+    address: Address,
+    connection: RunClient,
+    every_s: float,
+    report: Callable[[Mapping[str, Any]], None],
+    transaction_timeout_s: float | None,
 ) -> Iterator[BackgroundAudit]:
-    """Background audits of the run, with a configuration that names it and its Kafka."""
+    """Background audits of the run, with a configuration that names it, its Kafka and how long a transaction may be
+    open; None: as in the run's configuration.
+    """
     import tomli_w
 
     from pipelines.inspect.run_files import CONFIG_FILE, LOGS
@@ -103,7 +121,8 @@ def _audits(
     from pipelines.run.background_audit import BackgroundAudit
 
     properties = str(address.command_config.absolute()) if address.command_config else ""
-    kafka = {"bootstrap_servers": connection.client.bootstrap_servers, "client_properties": properties}
+    kafka: dict[str, Any] = {"bootstrap_servers": connection.client.bootstrap_servers, "client_properties": properties}
+    kafka["transaction_timeout_s"] = transaction_timeout_s or address.transaction_timeout_s
     with scratch_folder("laminar-audit-") as folder:
         file = folder / CONFIG_FILE
         (file.parent / LOGS).mkdir()

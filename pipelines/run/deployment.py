@@ -54,6 +54,7 @@ def plan_of(file: Path, changes: tuple[str, ...] = ()) -> DeploymentPlan:
         authenticated=bool(config.kafka.client_properties),
         restore_s=config.progress.restore_s,
         audit_every_s=config.run.audit_every_s,
+        transaction_timeout_s=config.kafka.transaction_timeout_s,
         storage_ports=sorted({HTTPS, *map(port_of, remote)}),
         relay_files=tuple(filter(None, (relay.token_file, relay.certificate_file, relay.authority_file))),
         gateway_files=tuple(filter(None, (gateway.certificate_file, gateway.key_file))),

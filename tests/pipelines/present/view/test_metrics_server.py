@@ -6,11 +6,16 @@ import socket
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
+from infra.kafka.properties import ClientProperties
 from infra.listening import exposed_addresses
+from pipelines.cli import metrics
+from pipelines.cli.options import Address, RunClient
+from pipelines.config import load_config
 from pipelines.present.view.exposition import serving_metrics
 
 LONG_S = 600.0
@@ -86,6 +91,19 @@ def test_body_of_a_request_is_not_read_to_its_end() -> None:
                 client.sendall(bytes(65536))
             except OSError:
                 ended = True
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, 7.0), (9.0, 9.0)])
+def test_audits_wait_for_the_time_out_of_the_run(
+    given: float | None, expected: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "runs" / "first" / "config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text("[run]\nname = 'first'\n[kafka]\ntransaction_timeout_s = 7.0")
+    client = RunClient("first", ClientProperties.at("kafka:9092"))
+    with metrics._audits(Address(run="first"), client, 60.0, lambda counts: None, given) as audits:
+        assert load_config(audits._config_file).kafka.transaction_timeout_s == expected
 
 
 def test_metrics_command_listens_on_loopback_by_default() -> None:
