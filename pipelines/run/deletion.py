@@ -91,6 +91,8 @@ def _live_processes(folder: Path) -> Iterator[str]:
     for each in submissions(folder):
         if each.status in ("up", "unsupervised"):
             yield f"{each.role.name} of `laminar submit`"
+        elif is_locked(each.log):
+            yield f"{each.role.name} of `laminar submit`, in another container"
     for file in sorted((folder / "alive").glob("*.json")):
         if (pid := working_pid(read_liveness(file))) is not None:
             yield f"{file.stem} (process {pid})"

@@ -7,6 +7,7 @@ growing pauses, up to a limit. A process of the pipeline whose respawner was kil
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -50,6 +51,7 @@ class Respawner:
         self._submission = submission
         self._child: subprocess.Popen[bytes] | None = None
         self._log_begin = 0
+        self._lock: int | None = None
         self._stopping = threading.Event()
         self._audits = self._open_audits()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -70,10 +72,13 @@ class Respawner:
         finally:
             if self._audits is not None:
                 self._audits.close()
+            if self._lock is not None:
+                os.close(self._lock)
 
     def _run(self) -> None:
         deaths = Restarts()
         self._stop_predecessor()
+        self._lock_log()
         while not self._stopping.is_set():
             code = self._submit()
             if code == 0 or self._stopping.is_set():
@@ -100,7 +105,9 @@ class Respawner:
         try:
             self._log_begin = submission.log.stat().st_size if submission.log.exists() else 0
             self._child = subprocess.Popen(
-                [*LAMINAR, *arguments, "--", *submission.options], env={**os.environ, "TMPDIR": folder}
+                [*LAMINAR, *arguments, "--", *submission.options],
+                env={**os.environ, "TMPDIR": folder},
+                pass_fds=() if self._lock is None else (self._lock,),
             )
             created = psutil.Process(self._child.pid).create_time()  # it stays until it is waited for
             self._write(replace(submission, worker=self._child.pid, worker_created=created))
@@ -117,6 +124,12 @@ class Respawner:
             with suppress(subprocess.TimeoutExpired):
                 return child.wait(POLL_S)
             self._audits.poll()
+
+    def _lock_log(self) -> None:
+        """Lock the log until this process and that of the pipeline have ended: other containers see no processes."""
+        with suppress(OSError):  # of a log that was removed, or a file system without locks
+            self._lock = os.open(self._submission.log, os.O_WRONLY | os.O_APPEND)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _stop_predecessor(self) -> None:
         """Stop the process of the pipeline that an earlier respawner has left behind."""

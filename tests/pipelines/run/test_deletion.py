@@ -17,6 +17,7 @@ import pytest
 from infra.store.ownership import open_folder, stores_of
 from infra.store.weight_store import WeightStore
 from pipelines.inspect.run_folders import list_runs, read_run
+from pipelines.inspect.submissions import Submission
 from pipelines.run.deletion import DeletionRefused, bytes_of, delete_run, plan_deletion
 from schemas.records import PolicyVersion
 from schemas.release import RELEASE
@@ -116,6 +117,18 @@ def test_delete_refuses_a_run_of_another_container(start: Start, tmp_path: Path)
             plan_deletion(tmp_path / "runs", "first")
         (folder / "state.json").write_text(state)
     assert read_run(folder).status == "died"
+
+
+def test_delete_refuses_a_detached_role_of_another_container(tmp_path: Path) -> None:
+    submission = Submission(tmp_path / "first", "score", 0, "embedded", pid=2**22 + 1, pid_created=1.0)
+    submission.file.parent.mkdir(parents=True)
+    submission.write()
+    submission.log.parent.mkdir()
+    with submission.log.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(DeletionRefused, match=r"alive: score of `laminar submit`, in another container\."):
+            plan_deletion(tmp_path, "first")
+    assert plan_deletion(tmp_path, "first").stores == {}
 
 
 def test_killed_deletion_is_listed_and_ended_by_the_next(start: Start, tmp_path: Path) -> None:

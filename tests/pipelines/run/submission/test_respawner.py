@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from small_disk import fill, small_disk
+from waiting import until
 
+from infra.processes import is_locked
 from pipelines.inspect.submissions import Submission, read_submission
 from pipelines.run.submission import respawner
 from pipelines.run.submission.respawner import Respawner
 
+ROOT = Path(__file__).parents[4]
 TWICE = """
 if [ -e {first} ]; then rm {filler}; exit 0; fi
 touch {first}
@@ -47,6 +51,32 @@ def test_respawner_goes_on_with_a_full_disk(tmp_path: Path, monkeypatch: pytest.
         assert (written.state, written.restarts) == ("ended", 1)
         assert written.last_error is not None
         assert written.last_error.startswith("its log is empty")
+
+
+@pytest.mark.usefixtures("handlers")
+def test_log_is_locked_while_its_role_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By this lock another container that shares the folder sees that the role works."""
+    submission = Submission(tmp_path, "score", 0, "embedded")
+    for file in (submission.file, submission.log):
+        file.parent.mkdir()
+    submission.log.touch()
+    log, kept = str(submission.log), tmp_path / "kept"
+    role = f"""
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, {str(ROOT)!r})
+from infra.processes import is_locked
+if os.fork() == 0:  # the role outlives its respawner
+    while not Path({str(kept)!r}).exists(): time.sleep(0.01)
+    os._exit(0)
+os._exit(0 if is_locked(Path({log!r})) else 2)
+"""
+    monkeypatch.setattr(respawner, "LAMINAR", (sys.executable, "-c", role))
+    Respawner(submission).run()
+    assert read_submission(submission.file).state == "ended"
+    assert is_locked(submission.log)
+    kept.touch()
+    until(lambda: not is_locked(submission.log))
 
 
 @pytest.mark.usefixtures("handlers")
