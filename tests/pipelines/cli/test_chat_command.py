@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from infra.files import create_secret
+from operators.io.episode_keys import ADDRESS_FILE, SECRET_FILE
 from pipelines.cli import chat
 from pipelines.cli.main import main
 from pipelines.run.gateway_access import GatewayAccess
@@ -35,3 +39,23 @@ def test_chat_shows_what_it_waits_for(monkeypatch: pytest.MonkeyPatch, capsys: p
         "waiting for the gateway to answer under version 1.20: the first question starts a process"
     )
     assert capsys.readouterr().out == "46\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "url"),
+    [
+        ("https://0.0.0.0:8443/v1", "https://127.0.0.1:8443/v1"),
+        ("https://[::]:8443/v1", "https://[::1]:8443/v1"),
+        ("https://gpu1.example:8443/v1", "https://gpu1.example:8443/v1"),
+    ],
+)
+def test_chat_connects_to_a_gateway_at_all_addresses(
+    written: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "first"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text("[run]\nname = 'first'\n[gateway]\n")
+    (folder / ADDRESS_FILE).write_text(json.dumps({"url": written, "port": 8443}))
+    create_secret(folder / SECRET_FILE)
+    assert chat._access("first", None, None).url == url
