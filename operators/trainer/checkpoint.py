@@ -10,14 +10,15 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from infra.files import describe_free_space, is_out_of_space, sync_path
 from infra.models.checkpoint_list import MANIFEST, is_complete, list_checkpoints, list_unfinished
-from infra.storage import RangeReader, RemotePath, StorageFolder, probe_writable
+from infra.storage import RangeReader, StorageFolder, probe_writable
 from operators.io.elements import PartitionKey
 from operators.trainer.checkpoint_files import (
     RankFile,
@@ -57,14 +58,22 @@ class CheckpointPositions:
 
 
 def write_checkpoint(
-    root: StorageFolder, state: LearnerState, position: TrainerPosition, *, keep: int = 2, keep_every: int = 0
+    root: StorageFolder,
+    state: LearnerState,
+    position: TrainerPosition,
+    *,
+    keep: int = 2,
+    keep_every: int = 0,
+    retry: Callable[[Callable[[], Any]], Any] = lambda write: write(),
 ) -> StorageFolder:
     """Write `state`, of a single rank, and `position` under `root`, as the two functions below do, and return the new
-    checkpoint's folder. A write that fails leaves nothing.
+    checkpoint's folder. `retry` calls each of the two, once or more often. A write that fails leaves nothing.
     """
+    options = {"keep": keep, "keep_every": keep_every}
     try:
-        files = [write_part(root, state, position, ALONE)]
-        return complete_checkpoint(root, state, position, files, keep=keep, keep_every=keep_every)
+        files = [retry(lambda: write_part(root, state, position, ALONE))]
+        folder: StorageFolder = retry(lambda: complete_checkpoint(root, state, position, files, **options))
+        return folder
     except CheckpointError:
         if isinstance(unfinished := _unfinished(root, position), Path):
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -79,7 +88,7 @@ def write_part(root: StorageFolder, state: LearnerState, position: TrainerPositi
     """
     with _explained(root, position):
         if is_complete(root / str(position.version)):
-            raise CheckpointError(f"{root} already has a checkpoint of version {position.version}")
+            raise _exists_already(root, position)
         unfinished = _unfinished(root, position)
         unfinished.mkdir(parents=True, exist_ok=True)
         return write_rank_file(unfinished, state, ranks)
@@ -97,25 +106,37 @@ def complete_checkpoint(
     """Make the `files` of all ranks, in rank order, a checkpoint, and return its folder.
 
     The newest `keep` ≥ 1 checkpoints are kept, and those whose version is a multiple of `keep_every` (0: none). Raises
-    CheckpointError if the write fails or the file of another rank is not there, ValueError for a `keep` below 1.
+    CheckpointError if the write fails, the file of another rank is not there or the version has another checkpoint;
+    ValueError for a `keep` below 1. After a failed write it can be called again: storage may complete a write, and then
+    report an error.
     """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, not {keep}")
     folder, unfinished = root / str(position.version), _unfinished(root, position)
     with _explained(root, position):
-        _check_files(unfinished, files[1:])  # rank 0, which is this one, has written the first
-        write_manifest(unfinished, state, position, files)
-        if isinstance(root, Path) and isinstance(unfinished, Path):
-            sync_path(unfinished)
-            unfinished.rename(str(folder))
+        if not is_complete(folder):
+            _check_files(unfinished, files[1:])  # rank 0, which is this one, has written the first
+            write_manifest(unfinished, state, position, files)
+            if isinstance(unfinished, Path):
+                sync_path(unfinished)
+                unfinished.rename(str(folder))
+        elif not _is_same(folder, position, files):
+            raise _exists_already(root, position)
+        if isinstance(root, Path):
             sync_path(root)
-            for leftover in root.glob(f"{_UNFINISHED}*"):  # from processes killed while writing; a run has one trainer
-                if not _is_newer(leftover, position.version):
-                    shutil.rmtree(leftover, ignore_errors=True)
-    if isinstance(root, RemotePath):
-        _remove_unfinished(root, position.version)
+    _remove_unfinished(root, position.version)
     _prune(root, keep, keep_every)
     return folder
+
+
+def _is_same(folder: StorageFolder, position: TrainerPosition, files: Sequence[RankFile]) -> bool:
+    """Whether the checkpoint in `folder` has this `position` and these `files`. Raises CheckpointError."""
+    manifest = read_manifest(folder)
+    return (manifest_position(manifest), manifest["files"]) == (position, [asdict(file) for file in files])
+
+
+def _exists_already(root: StorageFolder, position: TrainerPosition) -> CheckpointError:
+    return CheckpointError(f"{root} already has a checkpoint of version {position.version}")
 
 
 def _check_files(folder: StorageFolder, files: Sequence[RankFile]) -> None:
@@ -133,9 +154,17 @@ def _check_files(folder: StorageFolder, files: Sequence[RankFile]) -> None:
             )
 
 
-def _remove_unfinished(root: RemotePath, before: PolicyVersion) -> None:
-    """Remove what processes that were killed have left of checkpoints of versions before `before`."""
+def _remove_unfinished(root: StorageFolder, before: PolicyVersion) -> None:
+    """Remove what processes that were killed have left of checkpoints. A failure is only logged.
+
+    A rank may have written its part of a version after `before` already.
+    """
     try:
+        if isinstance(root, Path):
+            for leftover in root.glob(f"{_UNFINISHED}*"):  # a run has one trainer
+                if not _is_newer(leftover, before):
+                    shutil.rmtree(leftover, ignore_errors=True)
+            return
         for folder in list_unfinished(root):
             if PolicyVersion.parse(folder.name) < before:
                 folder.remove_tree()

@@ -110,7 +110,7 @@ class CheckpointWriter:
         return {"keep": self._config.checkpoints_kept, "keep_every": self._config.keep_every}
 
     def _write_alone(self, state: LearnerState, position: TrainerPosition) -> None:
-        self._persist(lambda: write_checkpoint(self._checkpoints, state, position, **self._keep()))
+        write_checkpoint(self._checkpoints, state, position, **self._keep(), retry=self._persist)
 
     def _write_part(self, state: LearnerState, position: TrainerPosition) -> RankFile:
         ranks = self._training.ranks

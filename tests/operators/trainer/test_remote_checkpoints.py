@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import BinaryIO
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from trainer_batches import make_batch, save_tiny_model
 
-from infra.models.checkpoint_list import list_checkpoints
+from infra.models.checkpoint_list import MANIFEST, list_checkpoints
 from infra.storage import RemotePath
 from operators.trainer.checkpoint import (
     CheckpointPositions,
@@ -30,7 +32,7 @@ from operators.trainer.checkpoint_files import TrainerPosition
 from operators.trainer.config import LearnerConfig
 from operators.trainer.learner import Learner
 from operators.trainer.learner_state import LearnerState
-from operators.trainer.persist import CheckpointError
+from operators.trainer.persist import CheckpointError, persist
 from operators.trainer.ranks import Ranks
 from schemas.records import PolicyVersion
 
@@ -165,6 +167,25 @@ def test_interrupted_upload_is_not_a_checkpoint(
     assert names(root) == ["1.2"]
     write_checkpoint(root, learner.state(), position(4))
     assert names(root) == ["1.2", "1.4"]
+
+
+def test_checkpoint_is_complete_if_its_response_is_lost(
+    store: ObjectStore, learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, state = RemotePath(store.bucket("lost")), learner.state()
+    open_output, failures = RemotePath.open_output, [OSError("the connection was reset")]
+
+    @contextmanager
+    def store_then_fail(self: RemotePath) -> Iterator[BinaryIO]:
+        with open_output(self) as sink:
+            yield sink
+        if self.name == MANIFEST and failures:
+            raise failures.pop()
+
+    monkeypatch.setattr(RemotePath, "open_output", store_then_fail)
+    folder = write_checkpoint(root, state, position(4), retry=lambda write: persist(write, 2, lambda _: False))
+    assert not failures
+    assert read_checkpoint(folder)[1] == position(4)
 
 
 def test_damaged_remote_checkpoint_is_named(store: ObjectStore, learner: Learner) -> None:

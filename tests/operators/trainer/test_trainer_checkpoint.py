@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
 import shutil
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from stored_states import read_checkpoint
 from trainer_batches import make_batch, save_tiny_model
 
+from infra.files import sync_path
 from infra.models.checkpoint_list import list_checkpoints
+from operators.trainer import checkpoint
 from operators.trainer.checkpoint import complete_checkpoint, read_position, write_checkpoint, write_part
 from operators.trainer.checkpoint_files import TrainerPosition
 from operators.trainer.config import AlgorithmConfig, LearnerConfig
 from operators.trainer.learner import Learner
 from operators.trainer.learner_state import LearnerState
-from operators.trainer.persist import CheckpointError
+from operators.trainer.persist import CheckpointError, persist
 from operators.trainer.ranks import Ranks
 from schemas.records import PolicyVersion
 
@@ -178,6 +183,45 @@ def test_version_has_at_most_one_checkpoint(tmp_path: Path, learner: Learner) ->
     with pytest.raises(CheckpointError, match="already"):
         write_checkpoint(tmp_path, learner.state(), position(1))
     assert [folder.name for folder in list_checkpoints(tmp_path)] == ["1.1"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_checkpoint_is_complete_if_its_sync_fails_once(
+    tmp_path: Path, learner: Learner, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NFS may report: the folder is renamed, so there is nothing left to write again."""
+    state, failures = learner.state(), [OSError(errno.ESTALE, "Stale file handle")]
+
+    def sync(path: Path) -> None:
+        if path == tmp_path and failures:
+            raise failures.pop()
+        sync_path(path)
+
+    def retry(write: Callable[[], Any]) -> Any:
+        return persist(write, 2, lambda _: False)
+
+    monkeypatch.setattr(checkpoint, "sync_path", sync)
+    if ranks == 1:
+        folder = write_checkpoint(tmp_path, state, position(1), retry=retry)
+    else:
+        files = [write_part(tmp_path, state, position(1), Ranks(rank, ranks)) for rank in range(ranks)]
+        folder = retry(lambda: complete_checkpoint(tmp_path, state, position(1), files))
+        with pytest.raises(CheckpointError, match=r"already has a checkpoint of version 1\.1"):
+            retry(lambda: complete_checkpoint(tmp_path, state, position(1), files[:1]))
+    assert not failures
+    assert same(read_checkpoint(folder)[0], state)
+
+
+def test_failed_search_for_leftovers_is_only_logged(
+    tmp_path: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "glob", fail)
+    folder = write_checkpoint(tmp_path, learner.state(), position(1))
+    assert read_position(folder) == position(1)
+    assert "cannot remove the parts of an unfinished checkpoint" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["rank-0-of-1.safetensors", "checkpoint.json"])
