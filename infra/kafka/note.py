@@ -85,6 +85,10 @@ class Note:
         return note
 
 
+class NoteUndecided(KafkaTimeoutError):
+    """The transaction of a group's last note has no marker yet."""
+
+
 def name_of(place: tuple[str, int]) -> str:
     """The "topic:partition" by which notes call `place`."""
     return f"{place[0]}:{place[1]}"
@@ -126,12 +130,13 @@ def last_note(observer: KafkaConsumer, place: TopicPartition, group: str, begin:
 
     Records of other programs do not count: those without a transaction, and notes that do not follow the one before.
 
-    Raises KafkaTimeoutError if the group's last transaction is still open, or the partition cannot be read to its end;
-    OldRelease if a note of any group was written by release 0.1.0; ValueError for a record that is no note.
+    Raises NoteUndecided if the group's last transaction is still open, KafkaTimeoutError if the partition cannot be
+    read to its end; OldRelease if a note of any group was written by release 0.1.0; ValueError for a record that is no
+    note.
     """
     notes, undecided = _committed_notes(observer, place, lambda key: key == group, begin)
     if undecided:
-        raise KafkaTimeoutError(
+        raise NoteUndecided(
             f"the last transaction of {group} is neither committed nor aborted in {place.topic}; "
             f"`laminar topics transactions list` shows open transactions"
         )

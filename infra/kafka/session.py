@@ -32,6 +32,7 @@ from kafka.errors import (
 from infra.kafka.aborted_outputs import check_outputs
 from infra.kafka.client_patches import position_in
 from infra.kafka.clients import KafkaClients, SessionClients
+from infra.kafka.commit_check import CommitCheck
 from infra.kafka.commit_progress import CommitProgress
 from infra.kafka.group_progress import GroupProgress
 from infra.kafka.input_positions import input_of_each, seek_inputs
@@ -46,8 +47,6 @@ from infra.kafka.shard_layout import check_layout
 from schemas.codec import encode
 from schemas.records import CommitNote
 
-VERIFY_COMMITS = 1000
-"""After this many commits the shard reads its own note back and compares it with its last commit."""
 ANSWER_MS = 10_000
 """Time-out of one request to Kafka. Without it kafka-python waits forever after a broken connection."""
 CATCH_UP_S = 30.0
@@ -102,9 +101,9 @@ class Session:
         self._committing = self._clients.lock()
         self._offsets: dict[str, int] = {}
         self._begins: dict[Partition, int] = {}
-        self._verified, self._group, self.progress = 0, GroupProgress(), CommitProgress()
+        self._group, self.progress = GroupProgress(), CommitProgress()
         self._note_at: int | None = None
-        self._owner = OwnerCheck(config, self._clients)
+        self._owner, self._check = OwnerCheck(config, self._clients), CommitCheck(config, self._clients)
         self._outputs = {name_of(place) for place in (config.restore, *config.ledger, *config.owned)}
         self._producer: Any = None
         self._consumer: Any = None
@@ -276,22 +275,15 @@ class Session:
     def verify(self) -> None:
         """Every VERIFY_COMMITS commits: raise SessionLost if another note than that of the last commit is the last (a
         transaction ended from outside, or misjudged), Fenced if a later start's is, LogTruncated if an output is gone,
-        OutputAborted.
+        OutputAborted. See `CommitCheck`.
         """
-        if self.lost is not None or self.commits - self._verified < VERIFY_COMMITS:
+        if self.lost is not None or not self._check.due(self.commits):
             return
-        self._verified = self.commits
-        note = self._last_note()
-        if note is None or (note.start, note.commit) != (self.start, self.noted):
-            found = "no note" if note is None else f"the note of start {note.start}, commit {note.commit}"
-            where = f"where start {self.start}, commit {self.noted} was committed"
-            kind = Fenced if note is not None and note.start > self.start else SessionLost
-            raise self._lose(kind, f"{found} is the last in {self.config.restore.topic}, {where}")
-        places = {TopicPartition(*place_of(name)): offset for name, offset in note.written.items()}
         with self._observer() as observer:
-            ends = read_bounds(observer, self._observer, self._clients, list(places), note.reached()).ends
-            check_written(self.config.group, places, ends)
-            check_outputs(observer, self.config.group, note.written)
+            found = self._check.run(observer, self._observer, self.start, self.commits, self.noted, self._note_at)
+        if found is not None:
+            later = found.note is not None and found.note.start > self.start
+            raise self._lose(Fenced if later else SessionLost, found.reason)
 
     def check_owner(self) -> None:
         """Raise Fenced if a later start owns the shard; an idle session asks once in OWNER_S."""

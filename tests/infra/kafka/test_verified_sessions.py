@@ -10,11 +10,12 @@ from kafka import KafkaProducer, TopicPartition
 from kafka.errors import KafkaTimeoutError
 from shard_sessions import Open, named, record, write_note
 
-from infra.kafka import owner_check
+from infra.kafka import note, owner_check
 from infra.kafka.aborted_outputs import OutputAborted, check_outputs
 from infra.kafka.admin import TopicSpec, admin_client, create_topics, delete_topics
 from infra.kafka.log_gaps import LogTruncated
 from infra.kafka.note import Note
+from infra.kafka.record_batches import Marker
 from infra.kafka.session import Fenced, Outgoing, Session, SessionLost
 from infra.kafka.session_config import SessionConfig
 
@@ -22,7 +23,7 @@ from infra.kafka.session_config import SessionConfig
 @pytest.fixture(autouse=True)
 def _at_each_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the only broker answers: another one, which might know later ends, is not waited for."""
-    monkeypatch.setattr("infra.kafka.session.VERIFY_COMMITS", 1)
+    monkeypatch.setattr("infra.kafka.commit_check.VERIFY_COMMITS", 1)
     monkeypatch.setattr("infra.kafka.present_leaders.LEADER_S", 0.0)
 
 
@@ -111,6 +112,32 @@ def test_verify_raises_fenced_when_a_later_start_has_committed(config: SessionCo
     assert isinstance(session._give_up(KafkaTimeoutError()), Fenced)
 
 
+def test_verify_waits_for_the_marker_of_the_note(
+    config: SessionConfig, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka confirms a commit before it writes the markers; a note whose one never comes is an error."""
+    session, read = opened(config), note.read_to_end
+    session.commit([], {}, {}, {})
+    with monkeypatch.context() as held_back:
+        held_back.setattr(
+            note, "read_to_end", lambda *place: (each for each in read(*place) if not isinstance(each, Marker))
+        )
+        session.verify()
+        assert session.lost is None
+        session.commit([], {}, {}, {})
+        later = session._clients.monotonic() + config.transaction_timeout_s
+        held_back.setattr(session._clients, "monotonic", lambda: later)
+        session.verify()  # another note
+        assert session.lost is None
+        held_back.setattr(session._clients, "monotonic", lambda: later + config.transaction_timeout_s + 1)
+        with pytest.raises(SessionLost, match="neither committed nor aborted"):
+            session.verify()
+    session.lost = None
+    session.noted += 1  # as if the log did not have it: the check is still due
+    with pytest.raises(SessionLost, match=r"commit 3 is the last .* commit 4 was committed"):
+        session.verify()
+
+
 def test_idle_session_learns_of_a_successor(
     config: SessionConfig, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,7 +172,7 @@ def test_verify_raises_when_there_is_no_note(
     """As if the topic of notes had been deleted and created again."""
     session = opened(config)
     session.commit([], {}, {}, {})
-    monkeypatch.setattr("infra.kafka.session.last_note", lambda *arguments: None)
+    monkeypatch.setattr("infra.kafka.commit_check.last_note", lambda *arguments: None)
     with pytest.raises(SessionLost, match=r"no note is the last .* commit 2 was committed"):
         session.verify()
 
