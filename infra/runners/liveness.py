@@ -195,11 +195,13 @@ class Liveness:
                     file.unlink()
 
     def _write_reports(self, stopped: threading.Event) -> None:
-        failing = False
+        made = failing = False
         while True:
             if self._file is not None:
                 try:
-                    self._file.parent.mkdir(parents=True, exist_ok=True)
+                    if not made:  # once: a run whose folder was deleted must not get an empty one
+                        self._file.parent.mkdir(parents=True, exist_ok=True)
+                        made = True
                     write_atomically(self._file, json.dumps(self.report()))
                     failing = False
                 except OSError as error:

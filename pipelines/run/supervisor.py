@@ -38,10 +38,11 @@ from pipelines.roles import ADMIN, EMULATED, is_of_pipeline, processes_of
 from pipelines.run.background_audit import BackgroundAudit
 from pipelines.run.elastic_split import TRAINER, ElasticSplit
 from pipelines.run.fleet import Fleet, RoleFailed
+from pipelines.run.held_folder import HeldFolder
 from pipelines.run.local_scaling import FollowedTarget, follow_target, with_rollouts
 from pipelines.run.resharding import reshard_roles
 from pipelines.run.run_guard import COLUMNS, RunFailing, RunGuard
-from pipelines.run.run_kafka import RunKafka, RunLost
+from pipelines.run.run_kafka import RunKafka
 from pipelines.run.state import RunStateFile
 from pipelines.run.stop_requests import Interrupted, StopRequests
 from pipelines.run.topics import check_kafka, make_topics
@@ -66,10 +67,6 @@ CLEANUP_S = 10.0
 Resume = Callable[[], None]
 
 
-class RunFolderDeleted(RunLost):
-    """The run's folder was deleted during the run."""
-
-
 class Supervisor:
     """Runs `config`, which has a run name, to its goal; shows it in `view`, writes all files to the run's folder.
 
@@ -82,7 +79,7 @@ class Supervisor:
     ) -> None:
         self.config, self.view, self.state = config, view, state
         self._resumed, self._checked = resume is not None, resume or (lambda: None)
-        self.folder = config.run_folder
+        self.folder, self._held = config.run_folder, HeldFolder(config.run_folder)
         self._stops = stops
         self._warm_start_progress: Mapping[str, object] = {}
         self._kafka = RunKafka(config.kafka, self.folder / "kafka", view.note)
@@ -339,11 +336,7 @@ class Supervisor:
             self._watch.start_phase(phase)
 
     def _tick(self) -> None:
-        if not self.folder.is_dir():
-            raise RunFolderDeleted(
-                f"the run's folder {self.folder} has been deleted during the run, with its checkpoints and "
-                "the data of a local broker: start a new run"
-            )
+        self._held.check()
         with self._stops.interruptible():
             self._kafka.poll()
         if self._target is not None:

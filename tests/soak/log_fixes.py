@@ -50,6 +50,24 @@ TRANSACTIONS = (
         "tests/operators/io/test_shard_sink.py::test_sink_lets_the_session_verify_each_commit",
     ),
     Fix(
+        "a shard compares its note with the outcome of its outputs",
+        "infra/kafka/commit_check.py",
+        (("        check_outputs(observer, config.group, note.written)\n", ""),),
+        "tests/infra/kafka/test_verified_sessions.py::test_verify_raises_when_an_output_was_aborted",
+    ),
+    Fix(
+        "a start compares its note with the outcome of its outputs",
+        _SESSION,
+        (("            check_outputs(observer, config.group, self.note.written)\n", ""),),
+        "tests/infra/kafka/test_verified_sessions.py::test_start_raises_when_an_output_was_aborted",
+    ),
+    Fix(
+        "a note without its marker is not a lost session",
+        "infra/kafka/commit_check.py",
+        (("if now - self._undecided[1] > config.transaction_timeout_s:", "if True:"),),
+        "tests/infra/kafka/test_verified_sessions.py::test_verify_waits_for_the_marker_of_the_note",
+    ),
+    Fix(
         "a start compares its note with its outputs in the log",
         "infra/kafka/log_gaps.py",
         (("if ends[place] <= offset:", "if False:"),),
@@ -264,6 +282,23 @@ RESTARTS = (
             ),
         ),
         "tests/operators/trainer/test_trainer_persists.py::test_failed_checkpoint_is_retried_then_ends_the_trainer",
+    ),
+    Fix(
+        "a checkpoint that an earlier attempt has completed is one",
+        "operators/trainer/checkpoint.py",
+        (("        if not is_complete(folder):\n", "        if True:\n"),),
+        "tests/operators/trainer/test_trainer_checkpoint.py::test_checkpoint_is_complete_if_its_sync_fails_once",
+    ),
+    Fix(
+        "a failed search for leftovers of checkpoints is only logged",
+        "operators/trainer/checkpoint.py",
+        (
+            (
+                '    except OSError as error:\n        log.warning("cannot remove the parts',
+                '    except ZeroDivisionError as error:\n        log.warning("cannot remove the parts',
+            ),
+        ),
+        "tests/operators/trainer/test_trainer_checkpoint.py::test_failed_search_for_leftovers_is_only_logged",
     ),
     Fix(
         "a failed removal of a checkpoint is only logged",

@@ -163,8 +163,26 @@ FAULTS = (
     Fix(
         "a deleted run folder ends a run",
         "pipelines/run/supervisor.py",
-        (("if not self.folder.is_dir():", "if False:"),),
+        (("        self._held.check()\n", ""),),
         "tests/pipelines/run/test_storage_faults.py::test_supervisor_fails_when_the_run_folder_is_deleted",
+    ),
+    Fix(
+        "a run folder that was deleted and made again ends a run",
+        "pipelines/run/held_folder.py",
+        (("if os.path.samestat(self._path.stat(), os.fstat(self._handle)):", "if self._path.is_dir():"),),
+        "tests/pipelines/run/test_storage_faults.py::test_supervisor_fails_when_the_run_folder_is_deleted",
+    ),
+    Fix(
+        "roles do not create a deleted run folder again",
+        "infra/runners/liveness.py",
+        (("                        made = True\n", ""),),
+        "tests/infra/runners/test_liveness.py::test_liveness_does_not_restore_a_deleted_folder",
+    ),
+    Fix(
+        "a respawner ends with its run's folder",
+        "pipelines/run/submission/respawner.py",
+        (("        except FileNotFoundError:\n            return True\n", ""),),
+        "tests/pipelines/run/submission/test_respawner.py::test_respawner_stops_the_role_of_a_deleted_run",
     ),
     Fix(
         "a damaged state.json affects only its run",

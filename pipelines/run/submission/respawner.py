@@ -2,7 +2,8 @@
 
 It imports few modules, because it runs as long as the pipeline. That of the trainer audits the run, too. Exit code 0 of
 the pipeline: it has drained. 2: it cannot run with this configuration. After any other exit it is submitted again, with
-growing pauses, up to a limit. A process of the pipeline whose respawner was killed is stopped first.
+growing pauses, up to a limit. A process of the pipeline whose respawner was killed is stopped first. If the run's
+folder is deleted, the pipeline is stopped, and not submitted again.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from pipelines.run_config import RunConfig
 
 PREDECESSOR_S = 60.0
 """How long a process whose respawner was killed may drain; then its successor fences it."""
+DELETED_S = 60.0
+"""How long the pipeline of a deleted run may drain; then it is killed."""
 POLL_S = 1.0
 AUDITING = ("trainer", 0)
 """The role, and its index, whose respawner audits the run: each run has exactly one process of it, on any runner."""
@@ -81,6 +84,9 @@ class Respawner:
         self._lock_log()
         while not self._stopping.is_set():
             code = self._submit()
+            if self._is_deleted():
+                print_escaped(f"{self._submission.file} has been deleted: {self._submission.role.name} is stopped")
+                return
             if code == 0 or self._stopping.is_set():
                 break
             pause = None if code == CANNOT_RUN else deaths.record_death()
@@ -118,12 +124,27 @@ class Respawner:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _wait(self, child: subprocess.Popen[bytes]) -> int:
-        if self._audits is None:
-            return child.wait()
         while True:
             with suppress(subprocess.TimeoutExpired):
                 return child.wait(POLL_S)
-            self._audits.poll()
+            if self._is_deleted():
+                child.terminate()
+                try:
+                    return child.wait(DELETED_S)
+                except subprocess.TimeoutExpired:
+                    child.kill()
+                    return child.wait()
+            if self._audits is not None:
+                self._audits.poll()
+
+    def _is_deleted(self) -> bool:
+        """Whether the run's folder was deleted, so that its file is gone, or is that of another submission by now."""
+        try:
+            return read_submission(self._submission.file).pid != self._submission.pid
+        except FileNotFoundError:
+            return True
+        except (OSError, ValueError):  # it is being overwritten, or storage does not answer
+            return False
 
     def _lock_log(self) -> None:
         """Lock the log until this process and that of the pipeline have ended: other containers see no processes."""
@@ -147,7 +168,8 @@ class Respawner:
         try:
             submission.write()
         except OSError as error:
-            if not is_out_of_space(error):  # else the pipeline would be left without a respawner
+            # Else the pipeline would be left without a respawner.
+            if not (is_out_of_space(error) or self._is_deleted()):
                 raise
 
     def _stop(self, number: int, frame: FrameType | None) -> None:

@@ -58,6 +58,18 @@ def test_liveness_file_is_rewritten_during_a_long_step(tmp_path: Path, exits: Ex
     assert not exits.codes
 
 
+def test_liveness_does_not_restore_a_deleted_folder(
+    tmp_path: Path, exits: ExitCodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run's supervisor ends it by the absence of its folder."""
+    file = tmp_path / "run" / "alive" / "trainer.json"
+    with Liveness(end=exits, every_s=0.01).reporting(file):
+        until(file.exists)
+        file.parent.parent.rename(tmp_path / "deleted")
+        until(lambda: "cannot be written" in caplog.text)
+    assert not file.parent.parent.exists()
+
+
 def test_liveness_is_ready_once_the_step_is_restored(exits: ExitCodes) -> None:
     liveness = Liveness(end=exits)
     assert not liveness.report()["ready"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -214,8 +213,16 @@ def test_member_drops_its_stage_when_its_leader_hangs(
         submit(leader, mixed(1))
         step.start()
         assert hangs.wait(30)
+    applied, receive = threading.Event(), service.receive
+
+    def note_timeout(connection: Any) -> Any:
+        if connection.gettimeout() == 0.5:
+            applied.set()
+        return receive(connection)
+
+    monkeypatch.setattr(service, "receive", note_timeout)
     monkeypatch.setattr(service, "HEARTBEAT_TIMEOUT_S", 0.5)
-    time.sleep(0.5)  # the member applies it at the next heartbeat
+    assert applied.wait(30)  # the member applies it at the next heartbeat
     monkeypatch.setattr(pipeline, "HEARTBEAT_S", 1000.0)
     wait(lambda: member.staging.status(0).group == "" and member.staging.may_load(newer))
     goes_on.set()

@@ -21,11 +21,12 @@ from pipelines.inspect.run_files import CONFIG_FILE, STATE_FILE
 from pipelines.inspect.run_folders import read_run
 from pipelines.inspect.submissions import Submission, read_submission
 from pipelines.present.view.live import LiveView
+from pipelines.run.held_folder import RunFolderDeleted
 from pipelines.run.local import _end_failed
 from pipelines.run.run_kafka import BrokerDataDeleted, BrokerDiskFull, RunKafka, TopicsDeleted
 from pipelines.run.state import RunStateFile
 from pipelines.run.stop_requests import StopRequests
-from pipelines.run.supervisor import RunFolderDeleted, Supervisor
+from pipelines.run.supervisor import Supervisor
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "chain_sum.toml"
 
@@ -114,13 +115,17 @@ def test_end_failed_names_no_resume_of_a_lost_run(tmp_path: Path) -> None:
     assert "its topics are gone" in str(read_run(tmp_path / "first").state["error"])
 
 
-def test_supervisor_fails_when_the_run_folder_is_deleted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("made_again", [False, True], ids=["gone", "made again"])
+def test_supervisor_fails_when_the_run_folder_is_deleted(tmp_path: Path, made_again: bool) -> None:
+    """A role may have created it again to report that it is alive."""
     config = load_config(EXAMPLE, ["run.name=gone", f"run.folder={tmp_path}"])
     config.run_folder.mkdir()
     state = RunStateFile(config.run_folder, "gone", 8)
     with LiveView(Console(file=StringIO()), "gone", 8) as view, StopRequests() as stops:
         supervisor = Supervisor(config, view, state, stops)
         shutil.rmtree(config.run_folder)
+        if made_again:
+            (config.run_folder / "alive").mkdir(parents=True)
         with pytest.raises(RunFolderDeleted, match=f"folder {config.run_folder} has been deleted"):
             supervisor._tick()
 

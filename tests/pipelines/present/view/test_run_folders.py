@@ -186,11 +186,15 @@ def test_stop_run_returns_false_at_timeout(tmp_path: Path) -> None:
         stubborn.kill()
 
 
-def test_stop_run_spares_process_with_reused_pid(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
-    run = read_run(make_run(tmp_path, "a", pid=process.pid, pid_created=created(process.pid) - 50))
-    assert stop_run(run, 1)
-    time.sleep(0.1)
-    assert process.poll() is None
+@pytest.mark.parametrize(("age_s", "sent"), [(0, [signal.SIGTERM]), (50, [])])
+def test_stop_run_spares_process_with_reused_pid(
+    tmp_path: Path, process: subprocess.Popen[bytes], age_s: float, sent: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = read_run(make_run(tmp_path, "a", pid=process.pid, pid_created=created(process.pid) - age_s))
+    signals = list[int]()
+    monkeypatch.setattr(psutil.Process, "send_signal", lambda _, number: signals.append(number))
+    assert stop_run(run, 0.0) == (not sent)
+    assert signals == sent
 
 
 def invoke(*arguments: str) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""A respawner keeps its role running while the disk of the run is full, and without its log."""
+"""A respawner keeps its role running while the disk of the run is full, and without its log; not without its run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_respawner_goes_on_with_a_full_disk(tmp_path: Path, monkeypatch: pytest.
         for file in (submission.file, submission.log):
             file.parent.mkdir(parents=True)
         submission.log.write_text("laminar: no Kafka\n")
-        (folder / "submitted" / "first").touch()
+        submission.write()
         fill(folder)
         script = TWICE.format(first=tmp_path / "first", filler=folder / "filler")
         monkeypatch.setattr(respawner, "LAMINAR", ("sh", "-c", script, "sh"))
@@ -89,3 +89,22 @@ def test_respawner_goes_on_without_its_log(tmp_path: Path, monkeypatch: pytest.M
     written = read_submission(submission.file)
     assert (written.state, written.restarts) == ("ended", 1)
     assert (written.last_error or "").startswith("its log is empty")
+
+
+@pytest.mark.usefixtures("handlers")
+def test_respawner_stops_the_role_of_a_deleted_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submission = Submission(tmp_path / "run", "score", 0, "embedded")
+    submission.file.parent.mkdir(parents=True)
+    submission.write()
+    started = f"until grep -q 'worker.: [0-9]' {submission.file}; do sleep 0.01; done"
+    script = f"{started}; mv {submission.folder} {tmp_path / 'deleted'}; exec sleep 5"
+    monkeypatch.setattr(respawner, "LAMINAR", ("sh", "-c", script, "sh"))
+    monkeypatch.setattr(respawner, "POLL_S", 0.01)
+    respawning = Respawner(submission)
+    respawning.run()
+    assert f"{submission.file} has been deleted: score is stopped" in capsys.readouterr().out
+    assert respawning._child is not None
+    assert respawning._child.returncode == -signal.SIGTERM
+    assert not submission.folder.exists()
