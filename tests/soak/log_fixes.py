@@ -273,6 +273,21 @@ RESTARTS = (
         "tests/pipelines/test_restart_reads.py",
     ),
     Fix(
+        "a trim writes its point before it deletes",
+        "pipelines/trim/plan.py",
+        (
+            (
+                "        value, headers = encode(plan.trim_point)\n",
+                "        value, headers = encode(plan.trim_point)\n"
+                "        cuts = {(run_prefix(plan.run) + p.short_name, p.partition): c.offset for p, c in "
+                "plan.cuts.items()}\n"
+                "        delete_records(admin, cuts)\n",
+            ),
+            ("        delete_records(admin, offsets)\n", ""),
+        ),
+        "tests/pipelines/inspect/audit/test_trim.py::test_second_of_two_trims_at_once_deletes_nothing",
+    ),
+    Fix(
         "a checkpoint that cannot be written is an error",
         "operators/trainer/persist.py",
         (
