@@ -24,7 +24,7 @@ from operators.trainer.advantages import Rewards, value_targets
 from operators.trainer.algorithms import AGGREGATIONS, resolve
 from operators.trainer.batch import TrainingBatch, concatenate, join_parts, reject_unknown_tokens
 from operators.trainer.config import LearnerConfig
-from operators.trainer.context_parallel import check_heads, open_context
+from operators.trainer.context_parallel import open_context
 from operators.trainer.critic import Critic
 from operators.trainer.determinism import kernels
 from operators.trainer.device_sharing import DeviceTurns, MoveToDevice
@@ -72,10 +72,10 @@ class Learner:
             lora=config.lora if config.lora.rank else None,
             keep_gathered=config.keep_gathered,
             kernels=layers,
+            context_ranks=ranks.context,
         )
         self.model = self._policy.model
         """The policy; `update` changes its weights in place."""
-        check_heads(self.model.config, self._context.count)
         self.before_change: Callable[[], None] = lambda: None
         """Called before weights and moments change; it returns once nobody reads them any more."""
         self._actor = TrainedModel(self._policy, config, lambda: self.before_change())

@@ -48,7 +48,8 @@ def trainable_model(folder: Path, *, gradient_checkpointing: bool) -> PreTrained
     if gradient_checkpointing and not layers:
         raise ValueError(f"the model in {folder} does not support gradient_checkpointing: unset it")
     for layer in layers:  # transformers' own needs layers in training mode, in which some apply dropout
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        # Nothing is random in evaluation mode, so no layer saves and sets the states of random generators.
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
     return model
 
 
@@ -76,15 +77,17 @@ def load_policy(
     lora: LoraConfig | None = None,
     keep_gathered: bool = False,
     kernels: LayerKernels | None = None,
+    context_ranks: int = 1,
 ) -> PolicyModule:
     """The policy with the weights in `folder`, sharded over `mesh`. A collective: every rank must call it.
 
     `trained` False: a reference, whose weights have no gradient. `dtype` is that of the weights. With `lora` only
     adapters are trained. `keep_gathered` is that of `ranks.shard`, and `kernels` are those of `fuse_layers`. Raises
-    ValueError as `trainable_model`, and for a model whose packed logprobs differ from its own forward's (attention with
-    a soft cap, scaled logits).
+    ValueError as `trainable_model`, for a model whose heads `context_ranks` cannot divide, before weights are read, and
+    for one whose packed logprobs differ from its own forward's (attention with a soft cap, scaled logits).
     """
     model = trainable_model(folder, gradient_checkpointing=gradient_checkpointing)
+    check_heads(model.config, context_ranks)
     if not trained:
         model.requires_grad_(False)
     if lora is not None:

@@ -82,6 +82,28 @@ def test_model_without_heads_for_a_context_is_refused(folder: Path) -> None:
         check_trainable(folder, LearnerConfig(), 3)
 
 
+def test_heads_for_a_context_are_checked_before_weights_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Mock()
+    monkeypatch.setattr(policy, "read_weights", read)
+    with pytest.raises(ValueError, match="context_ranks is 3, but the model has 2 attention heads"):
+        load_policy(folder, CPU, context_ranks=3)
+    read.assert_not_called()
+
+
+def test_checkpointed_layers_save_no_random_state(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is random: the whole model is in evaluation mode, without dropout."""
+    batch = join_parts(make_batch())
+    packed, loaded = (
+        pack(batch, np.arange(len(batch)), CPU).packed,
+        load_policy(folder, CPU, gradient_checkpointing=True),
+    )
+    assert not any(module.training for module in loaded.model.modules())
+    saved = Mock(side_effect=torch.get_rng_state)
+    monkeypatch.setattr(torch, "get_rng_state", saved)
+    loaded(packed)[0].sum().backward()
+    saved.assert_not_called()
+
+
 def test_group_must_match_a_parameter_that_may_exist(folder: Path) -> None:
     groups = (ParameterGroup(match="value_head"),)
     with pytest.raises(ValueError, match="match = 'value_head' matches no trained parameter"):
