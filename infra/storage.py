@@ -207,11 +207,14 @@ def check_storage(name: str, text: str) -> None:
         raise ValueError(f"{name}: {error}") from error
 
 
-def probe_writable(folder: StorageFolder) -> None:
-    """Create `folder` and verify that files can be written there. Raises OSError."""
+def probe_writable(folder: StorageFolder, name: str = _PROBE) -> None:
+    """Create `folder` and verify that files can be written there, by one called `name`. Raises OSError.
+
+    Processes that may do so at once need different names.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / _PROBE).write_bytes(b"x")
-    (folder / _PROBE).unlink()
+    (folder / name).write_bytes(b"x")
+    (folder / name).unlink()
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.files import describe_free_space, is_out_of_space, sync_path
+from infra.machine import machine_name
 from infra.models.checkpoint_list import MANIFEST, is_complete, list_checkpoints, list_unfinished
 from infra.storage import RangeReader, StorageFolder, probe_writable
 from operators.io.elements import PartitionKey
@@ -38,6 +39,9 @@ from schemas.topics import BATCHES
 log = logging.getLogger(__name__)
 
 _UNFINISHED = ".unfinished-"
+_MOUNT = (
+    "mount one disk there on the machines of all ranks; a new run can use an object store (trainer.checkpoint_folder)"
+)
 
 
 @dataclass(frozen=True)
@@ -149,8 +153,7 @@ def _check_files(folder: StorageFolder, files: Sequence[RankFile]) -> None:
         if found != file.bytes:
             raise CheckpointError(
                 f"{_absolute(folder / file.name)} has {found} of the {file.bytes} bytes that its rank has written: "
-                "mount one disk there on the machines of all ranks; a new run can use an object store "
-                "(trainer.checkpoint_folder)"
+                f"{_MOUNT}"
             )
 
 
@@ -211,13 +214,47 @@ def find_checkpoints(root: StorageFolder) -> list[StorageFolder]:
         raise CheckpointError(f"the checkpoints in {_absolute(root)} cannot be listed: {error}") from error
 
 
-def check_writable(root: StorageFolder) -> None:
-    """Create `root` and verify that files can be written there. Raises CheckpointError."""
+def check_writable(root: StorageFolder, rank: int = 0) -> None:
+    """Create `root` and verify that `rank`, this one, can write files there. Raises CheckpointError."""
+    with _explained_folder(root):
+        probe_writable(root, f".writable-{rank}")
+
+
+def write_mark(root: StorageFolder, start: int) -> None:
+    """Write, on rank 0, the file by which the other ranks of `start` recognise its folder. Raises CheckpointError."""
+    with _explained_folder(root):
+        root.mkdir(parents=True, exist_ok=True)
+        _mark(root, start).write_bytes(b"")
+
+
+def check_mark(root: StorageFolder, start: int) -> None:
+    """Raise CheckpointError unless `root` is the folder in which rank 0 has written the mark of `start`."""
+    with _explained_folder(root):
+        found = _mark(root, start).exists()
+    if not found:
+        raise CheckpointError(
+            f"{_absolute(root)} on machine {machine_name()} is another folder than that of rank 0: {_MOUNT}"
+        )
+
+
+def remove_mark(root: StorageFolder, start: int) -> None:
+    """Remove the mark of `start`, on rank 0. Raises CheckpointError."""
+    with _explained_folder(root):
+        _mark(root, start).unlink()
+
+
+def _mark(root: StorageFolder, start: int) -> StorageFolder:
+    return root / f".start-{start}"
+
+
+@contextmanager
+def _explained_folder(root: StorageFolder) -> Iterator[None]:
     try:
-        probe_writable(root)
+        yield
     except OSError as error:
         raise CheckpointError(
-            f"checkpoints cannot be written to {_absolute(root)}: {error} (see trainer.checkpoint_folder)"
+            f"checkpoints cannot be written to {_absolute(root)} on machine {machine_name()}: {error} (see "
+            "trainer.checkpoint_folder)"
         ) from error
 
 

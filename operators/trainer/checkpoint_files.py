@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -151,6 +151,17 @@ class StoredState:
                     raise CheckpointError(
                         f"{self.folder / file.name} is damaged: its BLAKE3 differs from the recorded one"
                     )
+
+
+def on_all_ranks(ranks: Ranks, action: Callable[[], None], what: str) -> None:
+    """Do this rank's `action` with `what`. Raises CheckpointError on all `ranks` if that of any does."""
+    reason: CheckpointError | None = None
+    try:
+        action()
+    except CheckpointError as error:
+        reason = error
+    if ranks.maximum(reason is not None):
+        raise reason or CheckpointError(f"{what} cannot be used: see the logs of the other ranks")
 
 
 def read_manifest(folder: StorageFolder) -> dict[str, Any]:

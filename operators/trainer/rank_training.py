@@ -7,6 +7,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,13 +21,12 @@ from infra.models.device_copies import use_device
 from infra.storage import StorageFolder
 from operators.io.elements import PartitionKey
 from operators.trainer.assembly import BatchAssembly, CannotTrain, RejectedMicroBatch, WholeBatch, empty_reason
-from operators.trainer.checkpoint import find_checkpoints
-from operators.trainer.checkpoint_files import StoredState, TrainerPosition
+from operators.trainer.checkpoint import check_mark, check_writable, find_checkpoints, remove_mark, write_mark
+from operators.trainer.checkpoint_files import StoredState, TrainerPosition, on_all_ranks
 from operators.trainer.config import BUILT_IN_LEARNER
 from operators.trainer.joint_actions import JointActions
 from operators.trainer.learner_state import LearnerState
 from operators.trainer.missing_batch import MissingBatchWatch
-from operators.trainer.persist import CheckpointError
 from operators.trainer.rank_addresses import Addresses
 from operators.trainer.rank_checks import check_device, check_device_memory, common_settings, fingerprint, weights_note
 from operators.trainer.rank_layouts import gather_offsets, with_layout
@@ -81,6 +81,8 @@ class RankTraining:
         self._partitions = config.partitions_of(ranks.rank, divisions)
         self.position = TrainerPosition(PolicyVersion(epoch, 0), (0,) * config.shares * divisions, 0)
         self.resumed_from: PolicyVersion | None = None
+        if ranks.count > 1:
+            self._check_folder(checkpoints)
         with watch_ranks(self.rendezvous, self.device):
             self._open(model, device, dtype)
             self._resume(checkpoints, divisions)
@@ -96,6 +98,16 @@ class RankTraining:
         self._missing = MissingBatchWatch(self._assembly, config.missing_batch_wait_s, notes)
         self._nonfinite: list[str] = []
         """The consecutive last batches whose gradient was not finite."""
+
+    def _check_folder(self, checkpoints: StorageFolder) -> None:
+        """Raise CheckpointError on every rank unless all have the same folder of checkpoints."""
+        first, what = self.ranks.rank == 0, f"checkpoints in {checkpoints}"
+        self._on_all_ranks(partial(write_mark, checkpoints, self.epoch) if first else lambda: None, what)
+        try:
+            self._on_all_ranks(partial(check_mark, checkpoints, self.epoch), what)
+        finally:
+            if first:
+                self._persist(partial(remove_mark, checkpoints, self.epoch))
 
     def _open(self, model: Path, device: str, dtype: str) -> None:
         """Open the learner. Raises CannotTrain for a model or settings that it refuses."""
@@ -240,14 +252,8 @@ class RankTraining:
 
         Raises CheckpointError on every rank if its files are damaged, CannotTrain if it is of another model.
         """
-        reason: CheckpointError | None = None
         with self._persist(lambda: StoredState(folder)) as stored:
-            try:
-                self._persist(lambda: stored.verify(self.ranks))
-            except CheckpointError as error:
-                reason = error
-            if self.ranks.maximum(reason is not None):
-                raise reason or CheckpointError(f"the checkpoint {folder} is damaged: see the log of the other ranks")
+            self._on_all_ranks(lambda: stored.verify(self.ranks), f"the checkpoint {folder}")
             try:
                 self._persist(lambda: self._learner.restore(stored))
             except ValueError as error:
@@ -256,6 +262,9 @@ class RankTraining:
 
     def _persist(self, action: Callable[[], T]) -> T:
         return self.rendezvous.services.persist(action, self._config.checkpoint_tries)
+
+    def _on_all_ranks(self, action: Callable[[], None], what: str) -> None:
+        on_all_ranks(self.ranks, lambda: self._persist(action), what)
 
     def _exchange(self, action: str, shared: list[int], own: list[int] | None = None) -> Tensor:
         """Gather each rank's `own`, int64[ranks, n]. Raises RuntimeError if `shared` differs between ranks."""
@@ -281,10 +290,12 @@ def start_rank_training(
     """Wait for all ranks, which find rank 0 by `addresses`, then return the training of `rank`; every rank begins with
     the newest checkpoint.
 
-    Raises CannotTrain, before the rendezvous, if this machine does not have the model or the device.
+    Raises CannotTrain, before the rendezvous, if this machine does not have the model or the device, CheckpointError if
+    it cannot write to `checkpoints`.
     """
     ranks = Ranks.of(config, rank)
     check_device(config.device_of(rank))
+    services.persist(lambda: check_writable(checkpoints, rank), config.checkpoint_tries)
     rendezvous = join_process_group(
         addresses,
         ranks,

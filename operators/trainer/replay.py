@@ -7,6 +7,7 @@ import multiprocessing
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +17,13 @@ from infra.models.checkpoint_folder import load_model, load_tokenizer, write_mod
 from infra.models.device_copies import use_device
 from infra.models.weights import WeightsDigest, weight_tensors, weights_digest
 from operators.trainer.assembly import BatchAssembly, WholeBatch, empty_reason
-from operators.trainer.checkpoint_files import StoredState, TrainerPosition, write_manifest, write_rank_file
+from operators.trainer.checkpoint_files import (
+    StoredState,
+    TrainerPosition,
+    on_all_ranks,
+    write_manifest,
+    write_rank_file,
+)
 from operators.trainer.learners import open_learner
 from operators.trainer.missing_batch import batches_made
 from operators.trainer.rank_addresses import AddressFile
@@ -66,7 +73,7 @@ class Replay:
         self._batches_taken, self._starts = 0, dict.fromkeys(config.partitions_of(ranks.rank, divisions), 0)
         if checkpoint is not None:
             with StoredState(checkpoint) as stored:
-                stored.verify(ALONE)
+                on_all_ranks(ranks, partial(stored.verify, ranks), f"the checkpoint {checkpoint}")
                 self._learner.restore(stored)
             position = stored.position
             self._batches_taken = position.version.number

@@ -23,7 +23,7 @@ from infra.storage import StorageFolder
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from operators.trainer.assembly import RejectedMicroBatch, WholeBatch, dead_letters
-from operators.trainer.checkpoint import CheckpointPositions, check_writable
+from operators.trainer.checkpoint import CheckpointPositions
 from operators.trainer.checkpoint_writer import CheckpointWriter
 from operators.trainer.clean_stop import fold_with_ranks, keep_newest
 from operators.trainer.manifest_history import ManifestOffsets, PublishedBatches
@@ -75,7 +75,6 @@ class TrainBatches:
 
     def restore(self, restored: Restored, services: RankServices = PROCESS) -> _Training:
         torch.set_num_threads(self.config.threads)
-        services.persist(lambda: check_writable(self.checkpoints), self.config.checkpoint_tries)
         return _Training(self, restored.start, restored.state.get("published", -1), services)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from trainer_batches import make_batch, save_tiny_model
 
 from infra.files import sync_path
 from infra.models.checkpoint_list import list_checkpoints
-from operators.trainer import checkpoint
+from operators.trainer import checkpoint, replay
 from operators.trainer.checkpoint import complete_checkpoint, read_position, write_checkpoint, write_part
 from operators.trainer.checkpoint_files import TrainerPosition
 from operators.trainer.config import AlgorithmConfig, LearnerConfig
@@ -28,6 +29,8 @@ from operators.trainer.learner import Learner
 from operators.trainer.learner_state import LearnerState
 from operators.trainer.persist import CheckpointError, persist
 from operators.trainer.ranks import Ranks
+from operators.trainer.replay import Replay
+from operators.trainer.training_config import TrainingConfig
 from schemas.records import PolicyVersion
 
 CONFIG = LearnerConfig(
@@ -60,6 +63,27 @@ def learner(tmp_path: Path) -> Learner:
     made = Learner(CONFIG, save_tiny_model(tmp_path / "model"))
     made.update(make_batch())
     return made
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_replaying_ranks_verify_each_a_part_of_the_files(
+    tmp_path: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    """A file that is damaged ends all ranks."""
+    folder = write_checkpoint(tmp_path / "checkpoints", learner.state(), position(1))
+    (file,) = folder.glob("*.safetensors")  # type: ignore[attr-defined]
+    file.write_bytes(bytes([*file.read_bytes()[:-1], 99]))
+    found = list[float]()
+
+    def maximum(ranks: Ranks, number: float) -> float:
+        found.append(number)
+        return 1.0
+
+    monkeypatch.setattr(replay, "open_learner", Mock())
+    monkeypatch.setattr(Ranks, "maximum", maximum)
+    with pytest.raises(CheckpointError, match="see the logs of the other ranks" if rank else "is damaged"):
+        Replay(TrainingConfig(ranks=2), tmp_path / "model", Ranks(rank, 2), checkpoint=folder)  # type: ignore[arg-type]
+    assert found == [rank == 0]
 
 
 @pytest.mark.parametrize(

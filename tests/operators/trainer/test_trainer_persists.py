@@ -5,16 +5,26 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from small_disk import fill, small_disk
 from trainer_on_a_log import Trainer
 
+from infra.kafka.role_notes import NO_NOTES
 from operators.trainer import checkpoint, checkpoint_writer, persist, rank_services
 from operators.trainer.persist import CheckpointError
+from operators.trainer.rank_addresses import AddressFile
 from operators.trainer.rank_services import RankServices
+from operators.trainer.rank_training import RankTraining, start_rank_training
+from operators.trainer.ranks import Ranks
+from operators.trainer.rendezvous import Rendezvous
+from operators.trainer.training_config import TrainingConfig
 from schemas.topics import BATCHES, RELAY
 
 
@@ -164,6 +174,50 @@ def test_trainer_does_not_start_without_a_checkpoint_folder(trainer: Trainer, mo
     (trainer.folder / "checkpoints").touch()
     with pytest.raises(CheckpointError, match=f"checkpoints cannot be written to {trainer.folder / 'checkpoints'}"):
         trainer.start()
+
+
+def test_rank_without_a_checkpoint_folder_does_not_join(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(persist, "PAUSE_S", 0.0)
+    (trainer.folder / "checkpoints").touch()
+    config = replace(trainer.step.config, ranks=2)
+    addresses = AddressFile(trainer.folder / "ranks.json")
+    with pytest.raises(CheckpointError, match="checkpoints cannot be written to"):
+        start_rank_training(config, trainer.step.model, trainer.folder / "checkpoints", 1, 1, 1, addresses, NO_NOTES)
+
+
+def test_ranks_with_folders_of_their_own_do_not_start(trainer: Trainer) -> None:
+    """They would train until the first checkpoint, which needs the files of all."""
+    found, barrier, store = [torch.empty(0)] * 2, threading.Barrier(2), dist.HashStore()
+
+    def start(rank: int) -> None:
+        rendezvous = Rendezvous(ThreadRanks(rank, 2, found=found, barrier=barrier), store)
+        RankTraining(TrainingConfig(ranks=2), trainer.step.model, trainer.folder / str(rank), 7, rendezvous)
+
+    with ThreadPoolExecutor() as threads:
+        first, second = [threads.submit(start, rank) for rank in range(2)]
+        with pytest.raises(
+            CheckpointError, match=rf"{trainer.folder}/1 on machine .* another folder than that of rank 0"
+        ):
+            second.result(30)
+        with pytest.raises(CheckpointError, match=r"checkpoints in .*/0 cannot be used: see the logs of the other"):
+            first.result(30)
+    assert not list((trainer.folder / "0").iterdir())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadRanks(Ranks):
+    """Ranks that are threads, which exchange `found` at `barrier`."""
+
+    found: list[torch.Tensor]
+    barrier: threading.Barrier
+
+    def gather(self, values: torch.Tensor) -> list[torch.Tensor]:
+        """See `Ranks.gather`."""
+        self.found[self.rank] = values
+        self.barrier.wait(20)
+        gathered = list(self.found)
+        self.barrier.wait(20)
+        return gathered
 
 
 def test_restart_restores_a_version_of_an_unfinished_checkpoint(
