@@ -7,7 +7,7 @@ the step waits for them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -15,7 +15,7 @@ import torch
 
 from infra.models.device_copies import synchronize, use_own_stream
 from operators.trainer.rank_lost import RankLost
-from operators.trainer.rendezvous import Rendezvous, notes_of_others
+from operators.trainer.rendezvous import Rendezvous, lost_ranks, notes_of_others
 from operators.trainer.weight_parts import WeightPart, groups_of, on_host
 
 Write = Callable[[WeightPart], None]
@@ -39,8 +39,18 @@ class BackgroundWriter:
         self._writing: Future[None] | None = None
         self._closed = system.event()
 
-    def begin(self, parts: Sequence[WeightPart], write: Write, number: int, close: Callable[[], None]) -> None:
-        """Begin to `write` this rank's `parts` of publication `number`, and call `close` once that has ended."""
+    def begin(
+        self,
+        parts: Sequence[WeightPart],
+        write: Write,
+        number: int,
+        close: Callable[[], None],
+        transfer: Iterable[None] | None = None,
+    ) -> None:
+        """Begin to `write` this rank's `parts` of publication `number`, and call `close` once that has ended.
+
+        Each step of `transfer` sends a message to another rank or receives some; it stops early at `close`.
+        """
         synchronize(self._device)  # the threads' streams do not wait for the last step
         left, lock = groups_of(parts), threading.Lock()
 
@@ -53,11 +63,12 @@ class BackgroundWriter:
                 for part in on_host(group):
                     write(part)
 
-        each = [self._threads.submit(write_some) for _ in range(self._count)]
+        each = [] if transfer is None else [self._threads.submit(self._transfer, transfer)]
+        each += [self._threads.submit(write_some) for _ in range(self._count)]
         self._writing = self._threads.submit(self._end, each, number, close)
 
     def wait(self) -> None:
-        """Wait until the weights may change. Raises what `write` raised."""
+        """Wait until the weights may change. Raises what `write` raised, RankLost if a transfer has failed."""
         if self._writing is not None:
             self._threads.result(self._writing)
 
@@ -78,6 +89,12 @@ class BackgroundWriter:
         self._closed.set()
         self._threads.shutdown(wait=True)
 
+    def _transfer(self, transfer: Iterable[None]) -> None:
+        with lost_ranks():
+            for _ in transfer:
+                if self._closed.wait(0):
+                    raise RankLost("this rank stops before all parts of a version are transferred")
+
     def _end(self, each: Sequence[Future[None]], number: int, close: Callable[[], None]) -> None:
         try:
             for writer in each:
@@ -87,6 +104,11 @@ class BackgroundWriter:
         for writer in each:
             writer.result()
         self._rendezvous.post(_note(self._rendezvous.ranks.rank), str(number))
+
+    def written_by(self, rank: int, number: int) -> bool:
+        """Whether `rank` has written publication `number`. Raises RankLost if rank 0 has ended."""
+        note = self._rendezvous.posted(_note(rank))
+        return note is not None and int(note) >= number
 
 
 def _note(rank: int) -> str:

@@ -10,7 +10,7 @@ point, so all have the same version and can write a checkpoint of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, KeysView, Mapping
+from collections.abc import Callable, Generator, Iterable, KeysView, Mapping, Sequence
 from contextlib import ExitStack
 from enum import IntEnum
 from functools import cached_property, partial
@@ -18,16 +18,28 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from infra.store.layout import Layout
 from operators.trainer.background_writer import BackgroundWriter, Write
 from operators.trainer.learner_contract import FullWeights
+from operators.trainer.rank_services import RankStore
 from operators.trainer.rendezvous import Rendezvous, watch_ranks
-from operators.trainer.version_file import describe_file, layout_of, open_file, ranks_without_file, write_parts
+from operators.trainer.version_file import (
+    describe_file,
+    gather_in_step,
+    layout_of,
+    open_file,
+    ranks_without_file,
+    receive_parts,
+    send_parts,
+    write_parts,
+)
 from operators.trainer.weight_parts import WeightPart
 
-_COUNTER, _STOPS = "joint actions", "stops"
+_COUNTER, _STOPS, _EXCHANGES = "joint actions", "stops", "exchanges"
+_POLL_S = 0.02
 _FILE = "version file"
 
 
@@ -62,6 +74,10 @@ class JointActions:
         """Actions of rank 0 that this rank has taken part in."""
         self._undecided = False
         """Whether the others wait, after a batch, for rank 0 to publish or not."""
+        self._transferred = 0
+        """The last publication of which ranks on other machines sent their parts in the background."""
+        self._exchanges = 0
+        """Exchanges since the first such publication."""
         self.stopped = False
         """Whether the ranks have stopped together: none may train any more."""
 
@@ -115,7 +131,7 @@ class JointActions:
     def wait_until_written(self) -> None:
         """Wait until this rank's weights may change. Raises what writing them raised."""
         began = self._clock()
-        self._writer.wait()
+        self._wait()
         self._waited += self._clock() - began
 
     def take_waited(self) -> float:
@@ -134,7 +150,7 @@ class JointActions:
         """
         self._begin(_Action.GATHER)
         with watch_ranks(self._rendezvous, self._device):
-            items = self.full.items()
+            items = gather_in_step(self.full, self._ranks)
             try:
                 for each in items:  # noqa: UP028 - `yield from` would close `items`
                     yield each
@@ -164,7 +180,7 @@ class JointActions:
         self._taken += 1
         if action == _Action.GATHER:
             with watch_ranks(self._rendezvous, self._device):
-                for _ in self.full.items():
+                for _ in gather_in_step(self.full, self._ranks):
                     pass
             return True
         with ExitStack() as opened:
@@ -174,18 +190,48 @@ class JointActions:
         return True
 
     def _write(self, write: Write | None, opened: ExitStack) -> None:
-        """Write the parts of all ranks, in the background if each has the file and its parts at hand; then `opened` is
-        closed."""
-        self._writer.wait()
+        """Write the parts of all ranks, in the background if each has its parts at hand; then `opened` is closed."""
+        self._wait()
         with watch_ranks(self._rendezvous, self._device):
             remote = ranks_without_file(self._ranks, write)
-            if not remote and self.rounded.at_hand:
-                assert write is not None
-                self._writer.begin(list(self.rounded.parts()), write, self._taken, opened.close)
+            if self.rounded.at_hand:
+                parts = list(self.rounded.parts())
+                transfer = self._transfer(parts, write, remote) if remote else None
+                own, ignore = parts if write else (), lambda part: None
+                self._writer.begin(own, write or ignore, self._taken, opened.close, transfer)
                 return
             with opened:
                 write_parts(self.rounded, self._ranks, write, remote)
         self._writer.begin((), lambda part: None, self._taken, lambda: None)
+
+    def _transfer(
+        self, parts: Sequence[WeightPart], write: Write | None, remote: Sequence[int]
+    ) -> Iterable[None] | None:
+        """What this rank does so that the parts of the `remote` ranks reach rank 0; nothing on its machine."""
+        self._transferred, group = self._taken, self._group
+        if self._ranks.rank in remote:
+            return send_parts(parts, self._ranks, group)
+        if self._ranks.rank == 0:
+            assert write is not None
+            return receive_parts(parts, self._ranks, group, remote, write)
+        return None
+
+    @cached_property
+    def _group(self) -> dist.ProcessGroup:
+        """A group for the threads that transfer parts: those of updates are in use meanwhile."""
+        return self._ranks.open_group([range(self._ranks.count)])
+
+    def _wait(self) -> None:
+        """Wait until this rank's weights may change and, since collectives have a timeout, those of the others, too."""
+        self._writer.wait()
+        self._poll(lambda: self._writer.written_by(0, self._transferred))
+
+    def _poll(self, done: Callable[[], bool]) -> None:
+        """Wait until `done`, if parts were transferred. Raises RankLost if another rank has ended."""
+        while self._transferred and not done():
+            self._rendezvous.check()
+            self._writer.check()
+            self._rendezvous.services.system.sleep(_POLL_S)
 
     @cached_property
     def _layout(self) -> Layout:
@@ -197,9 +243,19 @@ class JointActions:
 
     def _exchange(self, action: _Action) -> _Action:
         """Exchange intentions, and return rank 0's, or that any rank stops."""
+        if self._transferred and self._store is not None:
+            self._exchanges += 1
+            if self._ranks.rank == 0:
+                self._store.add(_EXCHANGES, 1)
+            else:
+                self._poll(partial(self._can_exchange, self._store))
         found = [_Action(int(each)) for each in self._ranks.gather(torch.tensor([action]))]
         self.stopped = _Action.STOP in found
         return _Action.STOP if self.stopped else found[0]
+
+    def _can_exchange(self, store: RankStore) -> bool:
+        """Whether rank 0 exchanges, or waits no more for parts, which may take longer than a collective may."""
+        return store.add(_EXCHANGES, 0) >= self._exchanges or self._writer.written_by(0, self._transferred)
 
     def _raise_if_stopped(self, action: _Action) -> None:
         if action is _Action.STOP:

@@ -1,18 +1,19 @@
 """The file of a version that several ranks write.
 
 Each rank of rank 0's machine writes its part of every tensor into the file, the others send theirs to rank 0. Nothing
-is gathered: no rank receives what it does not write. A ValueError would say that a batch cannot be
-trained, so errors are RuntimeErrors.
+is gathered: no rank receives what it does not write. A message has the parts of several tensors, about `GROUP_BYTES`.
+A ValueError would say that a batch cannot be trained, so errors are RuntimeErrors.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,11 +24,11 @@ from infra.store.layout import Layout
 from infra.store.names import is_store_file
 from operators.trainer.learner_contract import FullWeights
 from operators.trainer.ranks import Ranks
-from operators.trainer.weight_parts import WeightPart
+from operators.trainer.weight_parts import GROUP_BYTES, WeightPart, on_host, steps_of
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _TOGETHER_BYTES = 256 << 20
-"""Ranks of which some send their parts wait for each other after each group of tensors with so many bytes."""
+"""Ranks that gather tensors, or of which some send their parts, wait for each other after so many bytes."""
 
 
 def describe_file(path: Path) -> str:
@@ -85,19 +86,62 @@ def write_parts(
     collective. Raises what `write` raises, and RuntimeError for a part that is not within its tensor.
     """
     ahead = 0
-    for part in weights.parts():
+    for step in steps_of(weights.parts(), min(_step_bytes(ranks), _TOGETHER_BYTES)):
         if write is not None:
-            write(part)
+            for part in step:
+                write(part)
         if ranks.rank in remote:
-            _send(part)
+            _send(step, None)
         elif ranks.rank == 0:
             assert write is not None
-            _receive(part, remote, write)
-        ahead += part.total * part.dtype.itemsize
+            _write_received(_begin_to_receive(step, remote, None), write)
+        ahead += sum(part.total * part.dtype.itemsize for part in step)
         if remote and ahead >= _TOGETHER_BYTES:
             ranks.maximum(0)
             ahead = 0
     ranks.maximum(0)  # all have written
+
+
+def send_parts(parts: Iterable[WeightPart], ranks: Ranks, group: dist.ProcessGroup) -> Iterator[None]:
+    """Send `parts`, those of this rank, to rank 0 over `group`, message by message."""
+    for step in steps_of(parts, _step_bytes(ranks)):
+        _send(step, group)
+        yield
+
+
+def receive_parts(
+    parts: Iterable[WeightPart],
+    ranks: Ranks,
+    group: dist.ProcessGroup,
+    remote: Sequence[int],
+    write: Callable[[WeightPart], None],
+) -> Iterator[None]:
+    """Write, on rank 0, what the `remote` ranks send over `group` of the tensors of `parts`, message by message.
+
+    Raises RuntimeError for a part that is not within its tensor, and what `write` raises.
+    """
+    arrived = list[_Arriving]()
+    for step in steps_of(parts, _step_bytes(ranks)):
+        arriving = _begin_to_receive(step, remote, group)
+        _write_received(arrived, write)  # while the next ones arrive
+        arrived = arriving
+        yield
+    _write_received(arrived, write)
+
+
+def gather_in_step(weights: FullWeights, ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
+    """The items of `weights`, which every rank takes, and rank 0 writes somewhere.
+
+    Ranks that write nothing wait for rank 0 after some tensors: over NCCL they would queue all, whose time-outs begin
+    then.
+    """
+    ahead = 0
+    for name, tensor in weights.items():
+        yield name, tensor
+        ahead += tensor.nbytes
+        if ahead >= _TOGETHER_BYTES:
+            ranks.maximum(0)
+            ahead = 0
 
 
 def layout_of(weights: FullWeights) -> Layout:
@@ -105,36 +149,55 @@ def layout_of(weights: FullWeights) -> Layout:
     return Layout(tensor_specs(weights.specs()))
 
 
-def _send(part: WeightPart) -> None:
-    elements = part.elements.to(device="cpu", dtype=part.dtype)
-    dist.send(torch.tensor([part.begin, len(elements)]), 0)
-    if len(elements):
-        dist.send(elements.contiguous().view(torch.uint8), 0)
+class _Arriving(NamedTuple):
+    """The parts of a step that a rank sends: `work` is done when all have arrived."""
+
+    parts: list[WeightPart]
+    work: dist.Work
 
 
-def _receive(own: WeightPart, remote: Sequence[int], write: Callable[[WeightPart], None]) -> None:
-    """Write the parts of the tensor of `own` that the `remote` ranks send, all at once.
+def _step_bytes(ranks: Ranks) -> int:
+    """The bytes of a step's tensors of which each rank has about `GROUP_BYTES`."""
+    return GROUP_BYTES * (ranks.shards or ranks.count)
 
-    Raises RuntimeError for a part that is not within the tensor.
-    """
-    places = [torch.zeros(2, dtype=torch.int64) for _ in remote]
-    for receiving in [_begin_to_receive(place, rank) for place, rank in zip(places, remote, strict=True)]:
+
+def _send(step: Sequence[WeightPart], group: dist.ProcessGroup | None) -> None:
+    dist.send(torch.tensor([(part.begin, len(part.elements)) for part in step]), 0, group)
+    if any(len(part.elements) for part in step):
+        dist.send(torch.cat([part.elements.to(part.dtype) for part in on_host(step)]).view(torch.uint8), 0, group)
+
+
+def _begin_to_receive(
+    step: Sequence[WeightPart], remote: Sequence[int], group: dist.ProcessGroup | None
+) -> list[_Arriving]:
+    """Begin to receive what the `remote` ranks have of the tensors of `step`, which are this rank's parts of them."""
+    places = [torch.zeros(len(step), 2, dtype=torch.int64) for _ in remote]
+    for receiving in [_receive(place, rank, group) for place, rank in zip(places, remote, strict=True)]:
         receiving.wait()
     arriving = []
     for place, rank in zip(places, remote, strict=True):
-        begin, count = place.tolist()
-        if not 0 <= begin <= (end := begin + count) <= own.total:
-            raise RuntimeError(f"rank {rank} sends elements {begin} to {end} of a tensor that has {own.total}")
-        if count:
-            part = replace(own, begin=begin, elements=torch.empty(count, dtype=own.dtype))
-            arriving.append((part, _begin_to_receive(part.elements.view(torch.uint8), rank)))
-    for part, receiving in arriving:
-        receiving.wait()
-        write(part)
+        for own, (begin, count) in zip(step, place.tolist(), strict=True):
+            if not 0 <= begin <= (end := begin + count) <= own.total:
+                raise RuntimeError(f"rank {rank} sends elements {begin} to {end} of a tensor that has {own.total}")
+        begins, counts = place.T.tolist()
+        if not any(counts):
+            continue
+        elements = torch.empty(sum(counts), dtype=step[0].dtype)
+        each = zip(step, begins, elements.split(counts), strict=True)
+        parts = [replace(own, begin=begin, elements=part) for own, begin, part in each]
+        arriving.append(_Arriving(parts, _receive(elements.view(torch.uint8), rank, group)))
+    return arriving
 
 
-def _begin_to_receive(target: Tensor, rank: int) -> dist.Work:
-    receiving = dist.irecv(target, rank)
+def _write_received(arriving: Sequence[_Arriving], write: Callable[[WeightPart], None]) -> None:
+    for parts, work in arriving:
+        work.wait()
+        for part in parts:
+            write(part)
+
+
+def _receive(target: Tensor, rank: int, group: dist.ProcessGroup | None) -> dist.Work:
+    receiving = dist.irecv(target, rank, group)
     assert receiving is not None  # this process is in the group
     return receiving
 

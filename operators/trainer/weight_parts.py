@@ -102,6 +102,28 @@ def groups_of(parts: Iterable[WeightPart], most_bytes: int = GROUP_BYTES) -> Ite
         yield group
 
 
+def steps_of(parts: Iterable[WeightPart], most_bytes: int) -> Iterator[list[WeightPart]]:
+    """All elements of `parts`, in order, as groups of one dtype, with as many parts on every rank: of tensors that have
+    about `most_bytes` on all ranks together. Of a larger tensor each group has a share of this rank's elements.
+    """
+    group: list[WeightPart] = []
+    size = 0
+    for part in parts:
+        bytes_of_all = part.total * part.dtype.itemsize
+        count = max(1, -(-bytes_of_all // most_bytes))
+        length = -(-len(part.elements) // count)
+        for number in range(count):
+            begin = min(number * length, len(part.elements))
+            if group and (size >= most_bytes or part.dtype != group[0].dtype):
+                yield group
+                group, size = [], 0
+            piece = part.elements[begin : begin + length]
+            group.append(replace(part, begin=part.begin + begin, elements=piece))
+            size += bytes_of_all // count
+    if group:
+        yield group
+
+
 def on_host(group: Sequence[WeightPart]) -> list[WeightPart]:
     """The parts of a group of `groups_of` in host memory, rounded; those that are there already as they are."""
     if not group[0].elements.is_cuda:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,44 @@ def test_rank_0_waits_for_the_parts_of_all_ranks() -> None:
         ranks[1].begin((), lambda part: None, number, lambda: None)
         waiting.join(30)
     assert len(ended) == 2
+
+
+def test_transfer_to_a_rank_that_has_ended_loses_the_rank() -> None:
+    def fail() -> Iterator[None]:
+        yield
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer")
+
+    writer = BackgroundWriter(Rendezvous(), CPU)
+    closed = list[int]()
+    writer.begin((), lambda part: None, 1, lambda: closed.append(1), fail())
+    with pytest.raises(RankLost, match="another rank has ended"):
+        writer.wait()
+    assert closed == [1]
+    with pytest.raises(RankLost, match="another rank has ended"):
+        writer.check()
+
+
+def test_close_ends_a_transfer_between_two_messages() -> None:
+    begun, release = threading.Event(), threading.Event()
+    messages = list[int]()
+
+    def transfer() -> Iterator[None]:
+        for number in range(3):
+            messages.append(number)
+            begun.set()
+            assert release.wait(30)
+            yield
+
+    store = dist.HashStore()
+    writer = BackgroundWriter(Rendezvous(Ranks(1, 2), store), CPU)
+    writer.begin((), lambda part: None, 1, lambda: None, transfer())
+    assert begun.wait(30)
+    threading.Timer(0.05, release.set).start()
+    writer.close()
+    assert messages == [0]
+    assert not writer.written_by(1, 1)
+    with pytest.raises(RankLost, match="stops before all parts"):
+        writer.wait()
 
 
 @pytest.mark.parametrize("ends", ["close", "stop", "rejoin", "timeout"])

@@ -18,7 +18,7 @@ from trainer_batches import make_batch, save_tiny_model
 from infra.models.checkpoint_list import list_checkpoints
 from infra.system import OperatingSystem
 from operators.io.elements import Output, Polled
-from operators.trainer import checkpoint, checkpoint_writer, joint_actions, rank_training
+from operators.trainer import checkpoint, checkpoint_writer, joint_actions, rank_training, version_file
 from operators.trainer.assembly import CannotTrain
 from operators.trainer.checkpoint import write_checkpoint
 from operators.trainer.checkpoint_files import TrainerPosition
@@ -138,6 +138,7 @@ def test_other_ranks_are_watched_wherever_layers_are_gathered(
     monkeypatch.setattr(joint_actions, "open_file", lambda *_: nullcontext(None))
     monkeypatch.setattr(joint_actions, "ranks_without_file", noted("find ranks", lambda *_: [1]))
     monkeypatch.setattr(joint_actions, "write_parts", noted("write", lambda *_: None))
+    monkeypatch.setattr(PublishedWeights, "at_hand", False)
     monkeypatch.setattr(PublishedWeights, "items", noted("gather", PublishedWeights.items))
     monkeypatch.setattr(RankServices, "open_learner", noted("open", RankServices.open_learner))
     monkeypatch.setattr(Learner, "restore", noted("restore", Learner.restore))
@@ -150,6 +151,21 @@ def test_other_ranks_are_watched_wherever_layers_are_gathered(
         assert resumed.joint._join(action)
     list(resumed.joint.gather())
     assert done == ["open", "restore", *2 * ("find ranks", "write"), "gather", "gather"]
+
+
+def test_ranks_that_gather_are_in_step(training: RankTraining, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = list[int]()
+
+    def wait(ranks: Ranks, number: float) -> float:
+        waits.append(ranks.rank)
+        return number
+
+    monkeypatch.setattr(version_file, "_TOGETHER_BYTES", 1)
+    monkeypatch.setattr(Ranks, "maximum", wait)
+    tensors = len(list(training.joint.gather()))
+    assert len(waits) == tensors
+    assert training.joint._join(joint_actions._Action.GATHER)
+    assert len(waits) == 2 * tensors
 
 
 def test_ranks_fold_on_their_device_on_every_thread(training: RankTraining, monkeypatch: pytest.MonkeyPatch) -> None:

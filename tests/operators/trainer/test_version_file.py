@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from infra.store.layout import Layout
-from operators.trainer import weight_parts
-from operators.trainer.ranks import ALONE
-from operators.trainer.version_file import describe_file, open_file, ranks_without_file
-from operators.trainer.weight_parts import NamedRange, WeightPart, groups_of, on_host
+from operators.trainer import version_file, weight_parts
+from operators.trainer.ranks import ALONE, Ranks
+from operators.trainer.version_file import describe_file, gather_in_step, open_file, ranks_without_file, send_parts
+from operators.trainer.weight_parts import NamedRange, WeightPart, groups_of, on_host, steps_of
 from schemas.records import TensorSpec
 
 LAYOUT = Layout([TensorSpec("a", "BF16", (4,)), TensorSpec("b", "BF16", (2,))])
@@ -75,6 +76,59 @@ def test_groups_of_a_gpu_are_rounded_on_the_way(monkeypatch: pytest.MonkeyPatch)
     for each in on_host(group):
         each.write(views)
     assert values(views, "a") == [1, 2, 3, 0]
+
+
+def test_steps_have_as_many_parts_on_every_rank() -> None:
+    """Whatever each rank has of a tensor: rank 0 receives the parts of a step from all."""
+    large, small = (NamedRange("a", 0, 10),), (NamedRange("b", 0, 2),)
+    for shares in ([(0, 3), (0, 1)], [(3, 7), (1, 1)], [(10, 0), (2, 0)]):
+        parts = [
+            WeightPart(ranges, begin, torch.arange(begin, begin + count).float(), dtype)
+            for ranges, (begin, count), dtype in zip(
+                (large, small, small, small),
+                [*shares, *shares[1:] * 2],
+                [torch.bfloat16] * 3 + [torch.float32],
+                strict=True,
+            )
+        ]
+        steps = list(steps_of(parts, most_bytes=8))
+        assert [len(step) for step in steps] == [2, 2, 1, 1]
+        assert all(part.begin + len(part.elements) <= part.total for step in steps for part in step)
+        elements = [torch.cat([part.elements for step in steps for part in step if part.ranges == large])]
+        assert torch.equal(elements[0], parts[0].elements)
+
+
+def test_sent_parts_leave_a_gpu_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through pinned memory; a few messages have the parts of many tensors."""
+    copied, sent = list[int](), list[torch.Tensor]()
+
+    def arrive(tensors: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+        copied.append(len(tensors))
+        return [each.as_subclass(torch.Tensor).to(dtype) for each in tensors]
+
+    monkeypatch.setattr(weight_parts, "together_on_host", arrive)
+    monkeypatch.setattr(version_file.dist, "send", lambda tensor, *_: sent.append(tensor))
+    parts = [replace(each, elements=each.elements.as_subclass(OnGpu)) for each in (part(0, 1.001), part(1, 2.0, 3.0))]
+    list(send_parts(parts, Ranks(1, 2), None))  # type: ignore[arg-type]
+    assert copied == [2]
+    assert sent[0].tolist() == [[0, 1], [1, 2]]
+    assert sent[1].view(torch.bfloat16).tolist() == [1, 2, 3]
+
+
+def test_ranks_that_gather_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else those that write nothing queue all tensors over NCCL, whose time-outs begin then."""
+
+    class Together(Ranks):
+        def maximum(self, number: float) -> float:
+            done.append("together")
+            return number
+
+    done = list[str]()
+    monkeypatch.setattr(version_file, "_TOGETHER_BYTES", 8)
+    items = SimpleNamespace(items=lambda: iter([(name, torch.zeros(1)) for name in "abc"]))
+    for name, _ in gather_in_step(items, Together(1, 2)):  # type: ignore[arg-type]
+        done.append(name)
+    assert done == ["a", "b", "together", "c"]
 
 
 class OnGpu(torch.Tensor):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from trainer_batches import save_tiny_model
-from write_together import TENSORS, TRIES
+from write_together import SHORT_TIMEOUT_S, SLOW_S, TENSORS, TRIES
 
 from infra.models.checkpoint_folder import load_model
 from infra.models.weights import weight_tensors, weights_digest
@@ -23,7 +23,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the model and what the ranks wrote (see write_together.py)."""
     made = tmp_path_factory.mktemp("together")
     save_tiny_model(made / "model")
-    script, works = Path(__file__).with_name("write_together.py"), ["slow", *(f"full={number}" for number in FULL)]
+    script, works = (
+        Path(__file__).with_name("write_together.py"),
+        ["slow", "background", *(f"full={number}" for number in FULL)],
+    )
     subprocess.run([sys.executable, str(script), str(made), *works], check=True)
     return made
 
@@ -36,6 +39,15 @@ def found(folder: Path, work: str, ranks: int) -> list[Any]:
 def test_version_may_take_longer_than_a_collective_may(folder: Path) -> None:
     """Ranks that write into the file wait for one that sends its parts, in pieces."""
     assert found(folder, "slow", 3)[0] == [[0.0, 0.0, 2.0]] * TENSORS
+
+
+def test_parts_of_another_machine_are_sent_in_the_background(folder: Path) -> None:
+    """Rank 0 begins at once; the other rank waits for it longer than a collective may. Weights change afterwards."""
+    first, waited, second, waited_in_step, wrong = found(folder, "background", 2)[0]
+    assert max(first, second) < SLOW_S
+    assert waited > SHORT_TIMEOUT_S
+    assert waited_in_step > SHORT_TIMEOUT_S
+    assert wrong == 0
 
 
 @pytest.mark.parametrize("full", FULL)

@@ -2,9 +2,11 @@
 
     python write_together.py FOLDER WORK...
 
-WORK is `slow`: two ranks of one machine and one of another, which is slow, write the file of a version; or `full=N`:
-two ranks gather the final model of FOLDER/model into FOLDER/WORK/result, whose disk is full in the first N attempts.
-Rank R writes FOLDER/WORK/R.json: the values of the file, or the error and the attempts of rank 0's final model.
+WORK is `slow`: two ranks of one machine and one of another, which is slow, write the file of a version;
+`background`: a rank of another machine, which is slow, sends its part of two versions while both ranks train; or
+`full=N`: two ranks gather the final model of FOLDER/model into FOLDER/WORK/result, whose disk is full in the first N
+attempts. Rank R writes FOLDER/WORK/R.json: the values of the file; seconds of calls and differing tensors; or the error
+and the attempts of rank 0's final model.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +28,10 @@ HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[3]), str(HERE.parents[2])]
 
 from forked_ranks import fork_ranks  # noqa: E402
+from trainer_batches import make_batch  # noqa: E402
 
-from operators.trainer import persist, version_file  # noqa: E402
+from operators.trainer import joint_actions, persist, version_file  # noqa: E402
+from operators.trainer.config import LearnerConfig  # noqa: E402
 from operators.trainer.persist import CheckpointError  # noqa: E402
 from operators.trainer.rank_addresses import AddressFile  # noqa: E402
 from operators.trainer.rank_services import RankServices  # noqa: E402
@@ -40,6 +46,8 @@ from operators.trainer.weight_parts import NamedRange, WeightPart  # noqa: E402
 TENSORS, SLOW_S, TIMEOUT_S = 14, 0.5, 6.0
 """All tensors of the slow rank take longer than the timeout, a few of them much less."""
 TRIES = 3
+MESSAGE_BYTES, SHORT_TIMEOUT_S = 4096, 3.0
+"""All messages of a version take longer than the timeout."""
 
 
 class SlowWeights:
@@ -81,6 +89,49 @@ def write_slowly(rank: int, folder: Path) -> object:
     return values.tolist()
 
 
+class SlowSender:
+    """Sends each message late."""
+
+    def __init__(self) -> None:
+        self._send = version_file._send
+
+    def __call__(self, step: Any, group: Any) -> None:
+        time.sleep(SLOW_S)
+        self._send(step, group)
+
+
+def publish_in_background(rank: int, folder: Path) -> object:
+    """Publish the initial model and that of the first batch. On rank 0 the seconds of each beginning, of the wait for
+    the first version and of the second batch's step for the second one, and how many of the tensors are wrong."""
+    version_file.GROUP_BYTES = MESSAGE_BYTES
+    if rank:
+        joint_actions.open_file = lambda *_: nullcontext()  # type: ignore[assignment, return-value]
+        version_file._send = SlowSender()
+    ranks = Ranks(rank, 2, timeout_s=SHORT_TIMEOUT_S)
+    rendezvous = join_process_group(AddressFile(folder / "ranks.json"), ranks)
+    config = TrainingConfig(ranks=2, learner=LearnerConfig(warmup_steps=0, micro_batch_tokens=64))
+    training = RankTraining(config, folder.parent / "model", folder / "checkpoints", 1, rendezvous)
+    for number in range(2):
+        part = make_batch(seed=number, number=number, parts=2)[rank]
+        training.add_part(replace(part, index=0, count=1, rank=rank), rank, number)
+    (folder / f"{rank}.version").touch()
+    seconds, wrong = list[float](), 0
+    for number in range(2):
+        expected = {name: tensor.clone() for name, tensor in training.joint.rounded.items()}
+        values = {name: np.zeros(tensor.nbytes, np.uint8) for name, tensor in expected.items()}
+        began = time.monotonic()
+        finish = training.joint.write_to(folder / "0.version", values) if rank == 0 else None
+        seconds.append(time.monotonic() - began)
+        if finish is not None and number == 0:
+            finish()
+            seconds.append(time.monotonic() - began)
+        training.train()
+        if finish is not None:
+            finish()
+            wrong += sum(values[name].tobytes() != each.numpy().tobytes() for name, each in expected.items())
+    return [*seconds, training.joint.take_waited(), wrong]
+
+
 class FullDisk(RankServices):
     """A disk that is full at the second tensor of the first `attempts` models."""
 
@@ -120,7 +171,8 @@ def write_model(rank: int, folder: Path, full: int) -> object:
 def be(rank: int, folder: Path, work: str) -> None:
     """Do `work` as rank `rank`."""
     torch.set_num_threads(1)
-    found = write_slowly(rank, folder) if work == "slow" else write_model(rank, folder, int(work.partition("=")[2]))
+    works = {"slow": write_slowly, "background": publish_in_background}
+    found = works[work](rank, folder) if work in works else write_model(rank, folder, int(work.partition("=")[2]))
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
