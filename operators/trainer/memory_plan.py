@@ -20,6 +20,9 @@ from operators.trainer.algorithms import FUNCTIONS
 from operators.trainer.config import LearnerConfig
 from operators.trainer.training_config import TrainingConfig
 
+REMOTE_BYTES_PER_S = (180_000_000, 120_000_000)
+"""What rank 0 receives from ranks on other machines over gloo, at best and at worst: measured between processes of one
+machine, with a message for each tensor."""
 _LAYER = re.compile(r"\.(\d+)\.")
 _MASTER, _GRADIENT, _MOMENTS = 4, 4, 8
 _LAYER_ACTIVATIONS = 16
@@ -271,6 +274,12 @@ class Target:
     def plan(self) -> MemoryPlan:
         """The memory of a rank with the settings `LEARNER`."""
         return plan_memory(shape_of_config(self.config), self.ranks, LEARNER)
+
+    @property
+    def remote_bytes(self) -> int:
+        """The bytes of a version, in bfloat16, that ranks on other machines than rank 0's send to it."""
+        remote = self.ranks - self.ranks // self.nodes
+        return 2 * shape_of_config(self.config).parameters * remote // self.ranks
 
 
 def _dense(hidden: int, mlp: int, layers: int, heads: int, key_value_heads: int) -> dict[str, int | bool]:

@@ -62,7 +62,7 @@ def memory(
 
     Only the model's config and the headers of its weight files are read. Without CONFIG the table has the set-ups of
     docs/training.md: nodes of 8 GPUs of 80 GB, bfloat16, gradient checkpointing, 16,384 tokens a micro-batch. A second
-    table has what a GPU of their rollouts needs.
+    table has what a GPU of their rollouts needs, a third one how long a version's parts from other machines take.
 
     \b
     Examples:
@@ -263,26 +263,35 @@ def _short(value: float | None) -> float | None:
 
 
 GB = 10**9
-TITLES = {"rows": "a rank of the trainer", "rollouts": "a GPU of a rollout, beside vLLM's activations"}
+TITLES = {
+    "rows": "a rank of the trainer",
+    "rollouts": "a GPU of a rollout, beside vLLM's activations",
+    "publication": "parts of a version from other machines than rank 0's, beside the next update",
+}
 
 
 def _target_rows() -> dict[str, list[dict[str, Any]]]:
     """The rows of the set-ups' ranks, and of their rollouts."""
-    from operators.trainer.memory_plan import TARGETS
+    from operators.trainer.memory_plan import REMOTE_BYTES_PER_S, TARGETS
     from pipelines.setups import rollout_row
 
     ranks = [
         {"model": each.model, "nodes": each.nodes, "ranks": each.ranks, **_gigabytes(each.plan().parts)}
         for each in TARGETS
     ]
-    return {"rows": ranks, "rollouts": [rollout_row(each) for each in TARGETS]}
+    sent = [
+        {"model": each.model, "remote": each.ranks - each.ranks // each.nodes, "sent": each.remote_bytes / GB}
+        | {f"s at {speed / GB:.2f} GB/s": round(each.remote_bytes / speed) for speed in REMOTE_BYTES_PER_S}
+        for each in TARGETS
+    ]
+    return {"rows": ranks, "rollouts": [rollout_row(each) for each in TARGETS], "publication": sent}
 
 
 def _memory_tables(data: dict[str, list[dict[str, Any]]]) -> Any:
     from rich.console import Group
 
-    ranks, rollouts = (_memory_table(data[name], title) for name, title in TITLES.items())
-    return Group(ranks, "", rollouts)
+    ranks, *others = (_memory_table(data[name], title) for name, title in TITLES.items())
+    return Group(ranks, *(part for each in others for part in ("", each)))
 
 
 def _memory_table(rows: list[dict[str, Any]], title: str = "") -> Any:

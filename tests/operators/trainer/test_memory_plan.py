@@ -29,6 +29,7 @@ from infra.models.checkpoint_folder import load_model
 from operators.trainer.assembly import CannotTrain
 from operators.trainer.config import AlgorithmConfig, LearnerConfig, LoraConfig
 from operators.trainer.memory_plan import (
+    REMOTE_BYTES_PER_S,
     TARGETS,
     ModelShape,
     check_memory,
@@ -180,6 +181,10 @@ def test_documented_set_ups_fit_their_gpus() -> None:
         ]
         cells = [target.model, str(target.nodes), str(target.ranks), *numbers, f"{plan.total / 10**9:.1f}"]
         assert f"| {' | '.join(cells)} |" in rows
+        sent = target.remote_bytes
+        seconds = [f"{sent / speed:.0f}" for speed in REMOTE_BYTES_PER_S]
+        remote = target.ranks - target.ranks // target.nodes
+        assert f"| {target.model} | {remote} | {sent / 10**9:.1f} | {' | '.join(seconds)} |" in rows
 
 
 def test_too_little_memory_is_an_error_with_numbers_and_settings() -> None:
