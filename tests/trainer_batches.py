@@ -18,9 +18,9 @@ from schemas.records import MicroBatch
 TINY = DemoModelConfig(hidden_size=32, layers=2, heads=2, kv_heads=1, mlp_size=48, max_positions=64)
 
 
-def save_tiny_model(folder: Path, seed: int = 0, scale: float = 3.0) -> Path:
+def save_tiny_model(folder: Path, seed: int = 0, scale: float = 3.0, shape: DemoModelConfig = TINY) -> Path:
     """Save a model whose weights are large enough for predictions to differ between tokens."""
-    model, tokenizer = build_demo_model(replace(TINY, seed=seed))
+    model, tokenizer = build_demo_model(replace(shape, seed=seed))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(scale)

@@ -35,7 +35,7 @@ from infra.models.checkpoint_list import list_checkpoints  # noqa: E402
 from infra.models.weights import WeightsDigest, mapped_tensors  # noqa: E402
 from infra.store.incoming_version import VersionMemory  # noqa: E402
 from infra.store.names import SHARED_MEMORY  # noqa: E402
-from operators.trainer import joint_actions  # noqa: E402
+from operators.trainer import joint_actions, version_file  # noqa: E402
 from operators.trainer.checkpoint_files import StoredState  # noqa: E402
 from operators.trainer.checkpoint_writer import CheckpointWriter  # noqa: E402
 from operators.trainer.clean_stop import keep_newest, keep_with_rank_0  # noqa: E402
@@ -52,9 +52,11 @@ from operators.trainer.version_file import layout_of  # noqa: E402
 LEARNER = LearnerConfig(warmup_steps=0, micro_batch_tokens=64, gradient_checkpointing=True)
 _PENALTY = AlgorithmConfig(kl_coefficient=0.1)
 MODELS = {
+    "bfloat16": replace(LEARNER, precision="bfloat16", logits_chunk_tokens=16),
     "critic": replace(LEARNER, algorithm=replace(_PENALTY, name="ppo"), mini_batches=1),
 }
-"""Settings with further models: a critic and a reference; adapters, if peft is installed, and a reference."""
+"""Settings with other numbers, or with further models: a critic and a reference; adapters, if peft is installed, and a
+reference."""
 if find_spec("peft") is not None:
     MODELS["adapters"] = replace(LEARNER, algorithm=_PENALTY, lora=LoraConfig(rank=8))
 
@@ -149,7 +151,8 @@ def run(folder: Path, name: str, rendezvous: Rendezvous) -> dict[str, object]:
     memory.peak("update", train, training, 0)
     version = VersionBytes(training)
     memory.peak("publication", publish, training, version)
-    published = [version.digest(), *publish_while_idle(training)]
+    published = [version.digest(), *memory.peak("remote", publish_while_idle, training)]
+    memory.peak("gather", gather, training)
     trained = digest(sorted(training.state().weights.items()))
     memory.peak("checkpoint", checkpoint, training)
     ranks.maximum(0)  # rank 0 has completed the checkpoint
@@ -222,6 +225,7 @@ def publish_while_idle(training: RankTraining) -> list[str]:
     """The digests of two publications that rank 0 begins: while the others are idle, and while they have a batch. In
     the second the last two of four ranks are as on another machine.
     """
+    version_file.GROUP_BYTES = 1 << 20  # several messages
     digests = []
     for number in range(2):
         if number and training.ranks.rank > 1:
@@ -237,6 +241,16 @@ def publish_while_idle(training: RankTraining) -> list[str]:
     if training.ranks.rank == 0:
         training.joint.before_training()
     return digests
+
+
+def gather(training: RankTraining) -> None:
+    """Gather the full weights on rank 0, which keeps none."""
+    taken = training.joint._taken + 1
+    if training.ranks.rank == 0:
+        for _ in training.joint.gather():
+            pass
+    while training.joint._taken < taken:
+        training.check()
 
 
 def reshard(folder: Path, name: str, rendezvous: Rendezvous) -> dict[str, object]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import learner_suite
 import pytest
@@ -13,9 +15,12 @@ from trainer_batches import save_tiny_model
 
 from operators.trainer.config import BUILT_IN_LEARNER
 
-LEARNERS = (BUILT_IN_LEARNER,)
-"""Values of `trainer.learner.name`."""
+EXAMPLE = "WithNorm"
+"""The learner of CONTRIBUTING.md."""
+LEARNERS = (BUILT_IN_LEARNER, EXAMPLE)
+"""Values of `trainer.learner.name`, and the example."""
 RANKS = 2
+CONTRIBUTING = Path(__file__).parents[3] / "CONTRIBUTING.md"
 
 Results = list[dict[str, str]]
 
@@ -25,7 +30,15 @@ def suite(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """The suite of a learner, alone."""
     folder = tmp_path_factory.mktemp("contract")
     save_tiny_model(folder / "model")
-    return Suite(request.param, folder)
+    return Suite(write_example(folder) if request.param == EXAMPLE else request.param, folder)
+
+
+def write_example(folder: Path) -> str:
+    """The name of the example, which is written into a file in `folder`."""
+    blocks = re.findall(r"```python\n(.*?)```", CONTRIBUTING.read_text("utf-8"), re.DOTALL)
+    (code,) = (block for block in blocks if f"class {EXAMPLE}(" in block)
+    (file := folder / "example.py").write_text(code)
+    return f"{file}:{EXAMPLE}"
 
 
 @pytest.fixture(scope="module")

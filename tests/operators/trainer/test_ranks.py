@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,12 +13,12 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 from safetensors import safe_open
-from trainer_batches import save_experts, save_tiny_model
-from two_ranks import BATCHES, TIMEOUT_S, parts, read, train, train_ranks
+from trainer_batches import TINY, save_experts, save_tiny_model
+from two_ranks import BATCHES, LONG, TIMEOUT_S, continued, long_batch, parts, read, train, train_ranks
 
 from operators.trainer.config import AlgorithmName, LearnerConfig
 from operators.trainer.learner import Learner
-from operators.trainer.ranks import Ranks
+from operators.trainer.ranks import ALONE, Ranks
 
 GRPO = {"name": "grpo", "correction_cap": 5.0}
 SMALL = {
@@ -44,6 +45,7 @@ OF_FOUR: dict[str, Case] = {
     "two contexts": ("experts", SMALL | {"algorithm": GSPO, "mini_batches": 2, "logits_chunk_tokens": 7}, 2, 2),
 }
 NAMES = list(CASES)
+RESHARDED = ("ppo", "lora", "experts")
 KLS = (None, ("loss", "k1"), ("reward", "k1"), ("loss", "k2"), ("reward", "k2"), ("loss", "k3"), ("reward", "k3"))
 CORRECTIONS = (
     ("truncate", "sequence"),
@@ -80,6 +82,45 @@ def test_four_ranks_in_context_groups_match_the_gradients_of_one(tmp_path: Path)
         # A group with the same sequences; with two copies one across them and one of a copy, for policy and reference.
         assert json.loads(metadata["groups"]) == [TIMEOUT_S] * (3 if case[2] else 1)
         assert json.loads(metadata["default"]) == TIMEOUT_S
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_other_ranks_continue_from_a_checkpoint_alike(tmp_path: Path) -> None:
+    """Of a critic, adapters and a mixture of experts: of four ranks, by one, two and eight."""
+    save_tiny_model(tmp_path / "model")
+    save_experts(tmp_path / "experts")
+    cases = [CASES[name] for name in RESHARDED]
+    train_ranks(tmp_path, cases, 4)
+    for ranks in (2, 8):
+        train_ranks(tmp_path, cases, ranks, "reshard")
+    for number, name in enumerate(RESHARDED):
+        config = TypeAdapter(LearnerConfig).validate_json(json.dumps(CASES[name][1]))
+        expected, metrics = continued(config, ALONE, tmp_path, CASES[name][0], number)
+        for ranks in (2, 8):
+            found, of_these = read(tmp_path / f"resharded-{ranks}-{number}.safetensors")
+            assert found.keys() == expected.keys(), name
+            for key, tensor in expected.items():
+                apart = (found[key].double() - tensor.double()).norm()
+                assert apart <= 1e-4 * tensor.double().norm() + 1e-4, (name, ranks, key)
+            loss = json.loads(of_these["metrics"])["loss"]
+            assert loss == pytest.approx(metrics["loss"], rel=1e-4, abs=1e-6), (name, ranks)
+
+
+@pytest.mark.slow
+def test_context_ranks_match_one_with_a_long_sequence(tmp_path: Path) -> None:
+    """Of 32,768 tokens, of which each rank has half."""
+    save_tiny_model(tmp_path / "model", shape=replace(TINY, layers=1, max_positions=LONG))
+    values = SMALL | {"micro_batch_tokens": LONG, "logits_chunk_tokens": 2048, "gradient_checkpointing": True}
+    train_ranks(tmp_path, [("model", values, 0, 2)], 2, "long")
+    config = TypeAdapter(LearnerConfig).validate_json(json.dumps(values))
+    expected, metrics = train(Learner(config, tmp_path / "model"), [[long_batch()]])
+    found, metadata = read(tmp_path / "long-2-0.safetensors")
+    one, other = (flat(tensors, "gradient.0.") for tensors in (found, expected))
+    assert (one - other).norm() <= 1e-4 * other.norm()
+    (of_ranks,) = json.loads(metadata["metrics"])
+    assert of_ranks["batch/tokens"] == metrics[0]["batch/tokens"] > 0.8 * LONG
+    assert of_ranks["loss"] == pytest.approx(metrics[0]["loss"], rel=1e-4, abs=1e-6)
 
 
 def test_router_auxiliary_loss_has_no_gradient(tmp_path: Path) -> None:

@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from sharded_ranks import LEARNER, MODELS
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from infra.models.demo import build_demo_tokenizer
 from operators.trainer.config import LearnerConfig
@@ -38,6 +45,8 @@ PHASES = {
     "construction": Phase(4, 4, 24 * _MIB),  # weights
     "update": Phase(16, 12, 32 * _MIB),  # and gradient and two moments; of a gathered layer weight, gradient and sum
     "publication": Phase(12, 4, 48 * _MIB),  # the update's gradients are gone
+    "remote": Phase(12, 4, 56 * _MIB),  # and messages of a few MB
+    "gather": Phase(12, 4, 48 * _MIB),
     "checkpoint": Phase(12, 4, 48 * _MIB),
     "resume": Phase(12, 4, 48 * _MIB),
 }
@@ -55,13 +64,23 @@ RANKS = (1, 4)
 RESTORING = (2, 8)
 
 
+_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 64}
+
+
 def save_model(folder: Path, shape: dict[str, int]) -> tuple[int, int]:
     """Save a random model; return its parameters and those of its largest layer."""
-    config = Qwen2Config(
-        **shape, num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=64, tie_word_embeddings=True
-    )
+    return _save(Qwen2ForCausalLM, Qwen2Config(**shape, **_HEADS, tie_word_embeddings=True), folder)
+
+
+def save_mixture(folder: Path) -> tuple[int, int]:
+    """As `save_model`, a mixture of four experts with about as many parameters as `SMALL`."""
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 224, "head_dim": 32}
+    return _save(Qwen3MoeForCausalLM, Qwen3MoeConfig(**SMALL, **experts, **_HEADS, tie_word_embeddings=True), folder)
+
+
+def _save(kind: type[PreTrainedModel], config: PreTrainedConfig, folder: Path) -> tuple[int, int]:
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(config).to(torch.bfloat16)
+    model = kind(config).to(torch.bfloat16)
     model.save_pretrained(folder)
     build_demo_tokenizer((), 64).save_pretrained(folder)
     layer = sum(each.numel() for each in model.model.layers[0].parameters())
@@ -140,6 +159,13 @@ def test_ranks_hold_only_their_share_of_critic_and_reference(measured: Measured)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_update_takes_no_more_memory_than_planned(measured: Measured, ranks: int) -> None:
     check_plan(measured.runs[ranks], measured.model)
+
+
+def test_ranks_hold_only_their_share_of_a_mixture_in_bfloat16(tmp_path: Path) -> None:
+    sizes = save_mixture(tmp_path / "model")
+    (results,) = run_ranks(tmp_path, "mixture:4:bfloat16")
+    check_peaks(results, *sizes, {name: PHASES[name] for name in ("construction", "update")})
+    check_plan(results, tmp_path / "model", MODELS["bfloat16"])
 
 
 def test_ranks_read_the_same_model(measured: Measured) -> None:

@@ -147,7 +147,7 @@ def test_updates_of_two_ranks_match_the_oracle_in_more_cases(tmp_path: Path) -> 
 
 def train_two_ranks(folder: Path, configs: list[LearnerConfig]) -> Path:
     dump = TypeAdapter(LearnerConfig).dump_python
-    return train_ranks(folder, [("model", dump(each, mode="json"), 0, 1) for each in configs], only_steps=True)
+    return train_ranks(folder, [("model", dump(each, mode="json"), 0, 1) for each in configs], work="steps")
 
 
 def check_two_ranks(folder: Path, number: int, config: LearnerConfig, tolerance: float = TOLERANCE) -> None:

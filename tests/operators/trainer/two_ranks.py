@@ -1,12 +1,14 @@
 """Ranks, each a process, train their parts of two batches with each config, and write the resulting tensors.
 
-    python two_ranks.py FOLDER RANKS [steps]
+    python two_ranks.py FOLDER RANKS [steps | reshard | long]
 
 FOLDER has models and cases.json, a list of [a model's name, a LearnerConfig, Ranks.shards, Ranks.context]. Rank R
 writes the result of the first to R-0.safetensors: tensors, metrics, published weights, the number of gatherings of
 layers in one batch, the most models that had gathered layers at once, and the time-outs of the process groups. With
 `steps`, rank 0 instead writes the full tensors of each optimizer step of the first batch, trained after the second, to
-steps-0.safetensors, with its metrics.
+steps-0.safetensors, with its metrics. With `reshard` the ranks restore the checkpoints that other ranks have written
+without it, train the first batch, and rank 0 writes the full state to resharded-RANKS-0.safetensors. With `long` they
+train the `long_batch`, and rank 0 writes the gradient to long-RANKS-0.safetensors.
 
 Rank 1 has fewer sequences, and none of the second batch; further ranks have none. All are forked from one process, so
 that torch and transformers are imported once; the test's own process cannot be forked, because it has run backward
@@ -38,7 +40,7 @@ sys.path[:0] = [str(HERE.parents[3]), str(HERE.parents[2])]
 from forked_ranks import fork_ranks  # noqa: E402
 from optimizer_steps import OptimizerStep, record_steps  # noqa: E402
 from pydantic import TypeAdapter  # noqa: E402
-from trainer_batches import make_batch  # noqa: E402
+from trainer_batches import make_batch, pack_rows  # noqa: E402
 
 from operators.trainer.checkpoint_files import (  # noqa: E402
     RankFile,
@@ -57,6 +59,8 @@ from operators.trainer.version_file import ranks_without_file, write_parts  # no
 from schemas.records import MicroBatch, PolicyVersion  # noqa: E402
 
 BATCHES = 2
+LONG = 32_768
+"""Tokens of the long sequence."""
 TIMEOUT_S = 77.0
 
 
@@ -65,6 +69,13 @@ def parts(number: int, ranks: int = 2) -> list[list[MicroBatch]]:
     made = make_batch(seed=number, number=number, parts=4)
     first = [made[:3], made[3:]] if number == 0 else [made, [empty(made[0], index=4)]]
     return first + [[empty(made[0], index=3 + rank)] for rank in range(2, ranks)]
+
+
+def long_batch() -> MicroBatch:
+    """A group of a sequence of `LONG` tokens and a short one."""
+    source = np.random.default_rng(0)
+    prompt, short, long = (source.integers(2, 200, length) for length in (4, 16, LONG - 4))
+    return pack_rows([("p0.0", prompt, long, 1.0), ("p0.1", prompt, short, 0.0)], source)
 
 
 def empty(part: MicroBatch, index: int) -> MicroBatch:
@@ -112,20 +123,28 @@ def published(learner: Learner, ranks: Ranks) -> dict[str, torch.Tensor]:
     return written
 
 
-def main(folder: Path, count: int, only_steps: bool) -> int:
+def main(folder: Path, count: int, work: str = "") -> int:
     """Fork the ranks; return 0 if all succeed."""
-    return fork_ranks(run_rank, count, folder, count, only_steps)
+    return fork_ranks(run_rank, count, folder, count, work)
 
 
-def run_rank(rank: int, folder: Path, count: int, only_steps: bool) -> None:
+def run_rank(rank: int, folder: Path, count: int, work: str) -> None:
     """Run as rank `rank`."""
     torch.set_num_threads(1)
-    ranks = join_process_group(AddressFile(folder / "ranks.json"), Ranks(rank, count, timeout_s=TIMEOUT_S)).ranks
+    addresses = AddressFile(folder / f"ranks-{count}{work}.json")
+    ranks = join_process_group(addresses, Ranks(rank, count, timeout_s=TIMEOUT_S)).ranks
     cases = TypeAdapter(list[tuple[str, LearnerConfig, int, int]]).validate_json((folder / "cases.json").read_bytes())
     for number, (model, config, shards, context) in enumerate(cases):
         of_case = replace(ranks, shards=shards, context=context)
-        if only_steps:
+        if work == "steps":
             write_steps(config, of_case, folder / model, folder / f"steps-{number}.safetensors")
+        elif work == "reshard":
+            tensors, metrics = continued(config, of_case, folder, model, number)
+            if rank == 0:
+                out = folder / f"resharded-{count}-{number}.safetensors"
+                save_file(tensors, out, {"metrics": json.dumps(metrics)})
+        elif work == "long":
+            write_long(config, of_case, folder / model, folder / f"long-{count}-{number}.safetensors")
         else:
             write_result(config, of_case, folder / model, folder / f"{rank}-{number}.safetensors")
     dist.destroy_process_group()
@@ -169,6 +188,29 @@ def write_steps(config: LearnerConfig, ranks: Ranks, model: Path, out: Path) -> 
         save_file(tensors, out, {"norms": json.dumps(norms), "metrics": json.dumps(metrics)})
 
 
+def continued(
+    config: LearnerConfig, ranks: Ranks, folder: Path, model: str, number: int
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """The full state and the metrics after the first batch, trained from the checkpoint of the case `number` on."""
+    learner = Learner(config, folder / model, ranks=ranks)
+    with StoredState(folder / f"checkpoint-{number}") as stored:
+        stored.verify(ranks)
+        learner.restore(stored)
+    own = parts(0, ranks.count)[ranks.rank :]
+    metrics = learner.update(own[0] if ranks.count > 1 else [row for each in own for row in each])
+    tensors = {name: full_tensor(each).contiguous().clone() for name, each in learner.state().tensors().items()}
+    return tensors, metrics
+
+
+def write_long(config: LearnerConfig, ranks: Ranks, model: Path, out: Path) -> None:
+    """Train the long batch, of which the first rank of the context has all."""
+    learner = Learner(config, model, ranks=ranks)
+    batch = long_batch()
+    tensors, metrics = train(learner, [[batch if ranks.rank == 0 else empty(batch, index=ranks.rank)]], ranks)
+    if ranks.rank == 0:
+        save_file(tensors, out, {"metrics": json.dumps(metrics)})
+
+
 def read_steps(file: Path) -> tuple[dict[str, list[OptimizerStep]], dict[str, float]]:
     """What `write_steps` wrote: steps of actor and critic, and metrics."""
     tensors, metadata = read(file)
@@ -190,11 +232,11 @@ def read(file: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
 
 
 def train_ranks(
-    folder: Path, cases: list[tuple[str, dict[str, Any], int, int]], ranks: int = 2, only_steps: bool = False
+    folder: Path, cases: list[tuple[str, dict[str, Any], int, int]], ranks: int = 2, work: str = ""
 ) -> Path:
     """Train the model in `folder` as `ranks` ranks in every case, with their results in `folder`."""
     (folder / "cases.json").write_text(json.dumps(cases))
-    command = [sys.executable, str(HERE), str(folder), str(ranks), *(["steps"] if only_steps else [])]
+    command = [sys.executable, str(HERE), str(folder), str(ranks), work]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return folder
@@ -246,4 +288,4 @@ def counted_gatherings(learner: Learner) -> Iterator[list[int]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), "steps" in sys.argv[3:]))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]))
