@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import psutil
 from blake3 import blake3
 
+from infra.memory import usable_memory
 from infra.store import names
 from infra.store.errors import CorruptVersion, NoRoom, StoreError, VersionGone
 from schemas.records import PolicyVersion
@@ -190,11 +190,11 @@ class IncomingVersion:
 
 
 def free_bytes(folder: Path) -> int:
-    """Bytes available to a new file in `folder`: free on its file system and, in shared memory, in the machine."""
+    """Bytes available to a new file in `folder`: free on its file system and, in shared memory, in memory."""
     state = os.statvfs(folder)
     free = state.f_bavail * state.f_frsize
     if names.SHARED_MEMORY.is_dir() and folder.stat().st_dev == names.SHARED_MEMORY.stat().st_dev:
-        free = min(free, psutil.virtual_memory().available)
+        free = min(free, usable_memory().available)
     return free
 
 

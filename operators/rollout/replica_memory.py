@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-import psutil
 import torch
 
+from infra.memory import usable_memory
 from infra.models.sizes import ELEMENT_BYTES, context_length, kv_values, readable_config
 from infra.sizes import size_text
 from infra.store.weight_files import folder_tensors
@@ -78,7 +78,7 @@ def choose_slots(config: RolloutConfig, model: Path, device: torch.device, engin
         return config.most_slots
     context = config.context or context_length(model)
     if device.type == "cpu":
-        machine, weights = psutil.virtual_memory(), engines * memory.weights
+        machine, weights = usable_memory(), engines * memory.weights
         if weights > (free := machine.available):
             kind = ValueError if weights <= machine.total else CannotGenerate
             raise kind(

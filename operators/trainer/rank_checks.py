@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
-import psutil
 import torch
 
 from infra.counted import counted
+from infra.memory import usable_memory
 from infra.sizes import size_text
 from infra.store.weight_files import model_fingerprint, weights_sample
 from operators.trainer.assembly import CannotTrain
@@ -84,7 +84,7 @@ def check_device_memory(folder: Path, config: TrainingConfig, device: str, here:
         return
     except (FileNotFoundError, ValueError) as error:
         raise CannotTrain(f"the model in {folder} cannot be read: {error}") from error
-    plan, shared, memory = plan_rank(shape, config, longest), "", psutil.virtual_memory()
+    plan, shared, memory = plan_rank(shape, config, longest), "", usable_memory()
     if torch.device(device).type == "cuda":
         _check_offloaded(here * offloaded_bytes(shape, config), memory.available, memory.total, here, config)
         available, total = torch.cuda.mem_get_info(device)

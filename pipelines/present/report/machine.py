@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import psutil
+from infra.memory import usable_memory
 
 PACKAGES = (
     "laminar-rl",
@@ -28,13 +28,13 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return the processor, the cores that this process may use, memory in bytes, system and Python version."""
+    """Return the processor, the cores and bytes of memory that this process may use, system and Python version."""
     return {
         "cpu": cpu_model(CPU_INFO.read_text(errors="replace") if CPU_INFO.exists() else "")
         or platform.processor()
         or None,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory": psutil.virtual_memory().total,
+        "memory": usable_memory().total,
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
     }

@@ -126,7 +126,7 @@ def _shared_memory(machine: Machine) -> Iterator[Finding]:
 def _resources(machine: Machine) -> Iterator[Finding]:
     for name, size, least, free, fix in (
         ("disk", machine.disk_free, MIN_DISK, " free", "free some space"),
-        ("memory", machine.memory, MIN_MEMORY, "", "a larger machine"),
+        ("memory", machine.memory, MIN_MEMORY, "", "a larger machine (containers: a higher limit of memory)"),
     ):
         found = f"{size_text(size)}{free}"
         yield _ok_or(name, size >= least, found, "missing", f"{found}, {size_text(least)} needed", fix)

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
 from packaging.requirements import Requirement
 
 from infra.kafka.broker_jars import JARS, KAFKA_VERSION
@@ -20,6 +19,7 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import connection_problem
 from infra.kafka.settings_check import SettingProblem
 from infra.machine import gpu_names
+from infra.memory import usable_memory
 from infra.runners.prism import find_prism
 from infra.store.errors import StoreBusy, StoreError
 from infra.store.names import SHARED_MEMORY
@@ -112,7 +112,7 @@ def observe(client: ClientProperties | None = None, config: Config | None = None
         shared_memory=_size(SHARED_MEMORY),
         stale_stores=tuple(stale_stores()),
         disk_free=shutil.disk_usage(Path.cwd()).free,
-        memory=psutil.virtual_memory().total,
+        memory=usable_memory().total,
         cores=len(os.sched_getaffinity(0)),
         broker=broker,
         settings=tuple(settings),

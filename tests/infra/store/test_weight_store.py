@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
+from infra import memory
 from infra.store import incoming_version
 from infra.store.errors import CorruptVersion, NoRoom, StoreBusy, StoreError, VersionExists, VersionGone
 from infra.store.names import default_root
@@ -53,6 +54,13 @@ def test_version_is_visible_only_when_sealed(store: WeightStore) -> None:
     assert store.seal(FIRST) == seal
     assert (seal.bytes, seal.blake3) == (7, blake3(b"weights").hexdigest())
     assert store.path(FIRST).read_bytes() == b"weights"
+
+
+def test_begin_counts_the_limit_of_a_cgroup(store: WeightStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_limits", lambda root: [(100_000, 99_000)])
+    with pytest.raises(NoRoom, match="has 1000 bytes free, 1001 are needed"):
+        store.begin(FIRST, 1001)
+    store.begin(FIRST, 1000).abort()
 
 
 def test_begin_allocates_exactly_the_requested_size(store: WeightStore) -> None:

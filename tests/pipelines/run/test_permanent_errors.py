@@ -8,15 +8,20 @@ from errno import ENOSPC
 from pathlib import Path
 
 import pytest
+import torch
 
+from infra import memory
 from infra.models.checkpoint_folder import save_folder
 from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
 from infra.runners import role_logging
+from operators.rollout.config import RolloutConfig
 from operators.rollout.engine import CannotGenerate
+from operators.rollout.replica_memory import choose_slots
 from operators.trainer.assembly import CannotTrain, MissingBatch
 from operators.trainer.config import LearnerConfig
 from operators.trainer.persist import CheckpointError, CheckpointsUnavailable, persist
+from operators.trainer.rank_checks import check_device_memory
 from operators.trainer.rank_training import RankTraining
 from operators.trainer.training_config import TrainingConfig
 from pipelines import config as configs
@@ -74,6 +79,16 @@ def test_trainer_is_not_restarted_without_its_learner(tmp_path: Path, name: str,
     config = TrainingConfig(learner=LearnerConfig(name=name))
     with pytest.raises(CannotTrain, match=rf"the trainer cannot start: trainer\.learner\.name: '{name}' .*: {says}"):
         RankTraining(config, tmp_path / "model", tmp_path / "checkpoints", 1)
+
+
+def test_memory_beyond_the_limit_of_a_cgroup_is_permanent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tmp_path / "model"
+    save_folder(*build_demo_model(DemoModelConfig(layers=1)), model)
+    monkeypatch.setattr(memory, "_limits", lambda root: [(100_000, 99_000)])
+    with pytest.raises(CannotTrain, match=r"cpu has 1\.0 KiB free.* only 97\.7 KiB in all"):
+        check_device_memory(model, TrainingConfig(), "cpu")
+    with pytest.raises(CannotGenerate, match=r"this machine has 1\.0 KiB free"):
+        choose_slots(RolloutConfig(), model, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(("cause", "restarted"), [(TimeoutError("no answer"), True), (OSError(ENOSPC, "full"), False)])
