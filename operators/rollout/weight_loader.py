@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from infra.store.errors import VersionGone
-from operators.rollout.engine import Engine
+from operators.rollout.engine import CannotGenerate, Engine
 from schemas.records import PolicyVersion, ReplicaState
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,10 @@ class WeightLoader:
         return version
 
     def load(self, version: PolicyVersion) -> bool:
-        """Load `version`; returns False, and logs a warning, if it was evicted in the meantime."""
+        """Load `version`; returns False, and logs a warning, if it was evicted in the meantime.
+
+        Raises CannotGenerate if the engine's model cannot have these weights.
+        """
         self._loading, loaded = True, False
         try:
             with self._weights.pin(version) as file:
@@ -78,6 +81,11 @@ class WeightLoader:
             loaded = True
         except VersionGone as gone:
             log.warning("replica %d: weight version %s is gone: %s", self._index, version, gone)
+        except ValueError as error:
+            raise CannotGenerate(
+                f"replica {self._index} cannot load weight version {version}: {error}. Set model.path to the trainer's "
+                "model here, too"
+            ) from error
         finally:
             self._loading = False
         return loaded

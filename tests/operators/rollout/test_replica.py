@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from record_factories import prompt, version
 from scripted_engine import ScriptedEngine, ScriptedWeights
 
 from operators.rollout.config import RolloutConfig
+from operators.rollout.engine import CannotGenerate
 from operators.rollout.replica import Replica
 from schemas.columns import token_ids
 from schemas.records import Assignment, AssignmentRejected, PolicyVersion, Trajectory, VersionSpan
@@ -200,6 +202,20 @@ def test_weight_load_is_retried_after_an_eviction() -> None:
     rig.publish(1)
     rig.drain(1)
     assert (rig.engine.version, rig.replica.state) == (version(1), "running")
+
+
+def test_weights_of_another_model_are_a_permanent_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+
+    def load(weights: Path, version: PolicyVersion) -> None:
+        raise ValueError("the weights do not fit")
+
+    monkeypatch.setattr(rig.engine, "load", load)
+    with pytest.raises(
+        CannotGenerate, match=r"replica 0 cannot load weight version 1\.0: .* do not fit\. Set model\.path"
+    ):
+        rig.drain(1)
+    assert rig.replica.state == "starting"
 
 
 def test_invalid_assignment_is_rejected_without_retry() -> None:
