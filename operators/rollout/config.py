@@ -55,7 +55,8 @@ class RolloutConfig(CheckedSettings):
     """The numbers of the GPUs of a machine that rollouts use, the same on every machine; empty: all that are
     visible."""
     vllm: Mapping[str, bool | int | float | str] = field(default_factory=dict)
-    """Additional engine arguments of vLLM, by name. Those that have a setting of their own are refused."""
+    """Additional engine arguments of vLLM, by name. Those that have a setting of their own are refused, and names that
+    vLLM does not have."""
     token_sampler: TokenSampler = "laminar"
     """How tokens are drawn. `laminar`: each draw is a function of seed, trajectory and position, so any engine repeats
     it after a move. `vllm`: vLLM's own sampler, without a pass over the vocabulary in float64; a seed repeats a

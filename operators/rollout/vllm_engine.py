@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from operators.rollout.engine import Completion, EngineStatus, PartialResponse, 
 from operators.rollout.kv_rows import generation_limit
 from operators.rollout.request_checks import check_loadable, check_request
 from operators.rollout.scheduler import finished_reason
-from operators.rollout.vllm_options import reject_on_cpu
+from operators.rollout.vllm_options import reject_on_cpu, reject_unknown
 from operators.rollout.vllm_sampling import NOT_FINITE, check_temperature, draw_processors, sampling_params
 from operators.rollout.vllm_worker import clear_kv, load_worker_weights
 from schemas.records import PolicyVersion, TokenSampler
@@ -70,7 +70,8 @@ def engine_arguments(
     gpus: int = 1,
     **options: Any,
 ) -> dict[str, Any]:
-    """The engine arguments of vLLM for the arguments of `open_vllm`. Raises ValueError for those that need a GPU."""
+    """The engine arguments of vLLM for the arguments of `open_vllm`, with the same errors."""
+    reject_unknown(options, [each.name for each in fields(EngineArgs)])
     arguments: dict[str, Any] = {
         "dtype": dtype,
         "max_model_len": context,
@@ -99,8 +100,8 @@ def open_vllm(model: Path, *, token_sampler: TokenSampler = "laminar", **options
 
     At most `slots` requests run at once, of at most `context` tokens each; `kv_capacity` bounds their tokens together,
     in blocks of `block_size` tokens (default: on a CPU slots × context, on GPUs what fits their memory). `gpus` is the
-    tensor-parallel size. All other `options` are passed to vLLM's EngineArgs and override ours. Raises ValueError for
-    options that a CPU cannot have, and what vLLM raises for a model that it cannot run.
+    tensor-parallel size. All other `options` are passed to vLLM's EngineArgs and override ours. Raises CannotGenerate
+    for options that vLLM does not have, or a CPU cannot, and what vLLM raises for a model that it cannot run.
 
     A process opens engines of one `token_sampler`: on a GPU they have different runners of vLLM.
     """

@@ -19,6 +19,8 @@ from infra.models.sizes import adapter_parameters, parameter_count, unsupported_
 from infra.sizes import size_text
 from infra.storage import open_storage, probe_writable
 from operators.gateway.config import GatewayConfig
+from operators.rollout.config import RolloutConfig
+from operators.rollout.vllm_options import argument_names, reject_on_cpu, reject_unknown
 from operators.trainer.config import BUILT_IN_LEARNER, WITH_CRITIC
 from operators.trainer.training_config import TrainingConfig
 from pipelines.config import Config, ConfigError
@@ -295,6 +297,7 @@ def gpu_problems(config: Config, visible: Sequence[str]) -> Iterator[str]:
     if config.emulated:
         return
     rollout, trainer = config.rollout, config.trainer
+    yield from _vllm_problems(rollout, visible)
     try:
         taken = {gpu for process in range(rollout.processes) for gpu in rollout.gpus_of(process, visible)}
     except ValueError as error:
@@ -325,12 +328,24 @@ def absent_gpus(config: Config, role: Role, visible: Sequence[str]) -> Iterator[
     if config.emulated:
         return
     if role.pipeline == "rollout":
+        yield from _vllm_problems(config.rollout, visible)
         try:
             config.rollout.gpus_of(role.index, visible)
         except ValueError as error:
             yield str(error)
     elif role.pipeline == "trainer" and (absent := _absent_gpu(config.trainer, [role.index], visible)) is not None:
         yield absent
+
+
+def _vllm_problems(rollout: RolloutConfig, visible: Sequence[str]) -> Iterator[str]:
+    """Why vLLM cannot have the options of `rollout` on a machine with the GPUs `visible`."""
+    if rollout.engine == "vllm":
+        try:
+            reject_unknown(rollout.vllm, argument_names())
+            if not visible:
+                reject_on_cpu(rollout.vllm)
+        except ValueError as error:
+            yield str(error)
 
 
 def shared_gpus(config: Config, role: Role, others: Iterable[Role], visible: Sequence[str]) -> Iterator[str]:

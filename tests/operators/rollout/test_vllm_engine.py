@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from infra.models.weights import save_weights
 from operators.rollout.config import RolloutConfig
 from operators.rollout.engine import CannotGenerate, Completion, Request
 from operators.rollout.model_backend import VllmBackend
+from operators.rollout.vllm_options import argument_names
 from schemas.records import PolicyVersion, TokenSampler
 
 pytest.importorskip("vllm", reason="make vllm-test has it")
@@ -118,8 +119,18 @@ def test_vllm_backend_rejects_a_model_that_no_device_can_hold(monkeypatch: pytes
 def test_vllm_rejects_compiled_code_on_a_cpu() -> None:
     from operators.rollout.vllm_engine import open_vllm
 
-    with pytest.raises(ValueError, match="enforce_eager must be true on a CPU"):
+    with pytest.raises(CannotGenerate, match="enforce_eager must be true on a CPU"):
         open_vllm(model_folder(FAMILY), slots=2, context=64, enforce_eager=False)
+
+
+def test_vllm_rejects_options_that_it_does_not_have() -> None:
+    from vllm import EngineArgs
+
+    from operators.rollout.vllm_engine import engine_arguments
+
+    with pytest.raises(CannotGenerate, match="did you mean 'quantization'"):
+        engine_arguments(model_folder(FAMILY), slots=2, context=64, quantisation="fp8")
+    assert argument_names() == {each.name for each in fields(EngineArgs)}
 
 
 def test_vllm_kv_capacity_is_in_blocks_of_the_given_size() -> None:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from operators.rollout.config import RolloutConfig
-from operators.rollout.vllm_options import reject_on_cpu
+from operators.rollout.engine import CannotGenerate
+from operators.rollout.vllm_options import argument_names, reject_on_cpu, reject_unknown
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"enforce_eager": False}, "enforce_eager must be true on a CPU"),
+        ({"enforce_eager": False}, r"rollout\.vllm\.enforce_eager must be true on a CPU"),
         ({"quantization": "fp8"}, r"rollout\.vllm\.quantization = 'fp8' needs a GPU"),
         ({"kv_cache_dtype": "fp8_e5m2"}, r"rollout\.vllm\.kv_cache_dtype = 'fp8_e5m2' needs a GPU"),
     ],
 )
 def test_option_that_needs_a_gpu_is_refused_on_a_cpu(options: dict[str, object], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
+    with pytest.raises(CannotGenerate, match=reason):
         reject_on_cpu(options)
 
 
@@ -36,12 +38,34 @@ def test_other_options_are_accepted_on_a_cpu(options: dict[str, object]) -> None
         ("kv_capacity", 4096, r"vllm\.kv_capacity cannot be set: set rollout\.kv_capacity"),
         ("token_sampler", "vllm", r"vllm\.token_sampler cannot be set: set rollout\.token_sampler"),
         ("async_scheduling", True, r"vllm\.async_scheduling cannot be set: the draws"),
-        ("enable_sleep_mode", True, r"vllm\.enable_sleep_mode would have no effect"),
+        ("enable_sleep_mode", True, r"vllm\.enable_sleep_mode would have no effect.* autoscaling\.devices"),
     ],
 )
 def test_option_that_laminar_sets_is_refused(name: str, value: object, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         RolloutConfig(engine="vllm", vllm={name: value})
+
+
+def test_option_that_vllm_does_not_have_is_refused() -> None:
+    with pytest.raises(CannotGenerate, match=r"rollout\.vllm\.quantisation is no .* did you mean 'quantization'\?"):
+        reject_unknown({"quantisation": "fp8"}, ["quantization", "seed"])
+    with pytest.raises(CannotGenerate, match=r"rollout\.vllm\.other_name is no .*; remove it"):
+        reject_unknown({"other_name": True}, ["quantization", "seed"])
+    reject_unknown({"other_name": True}, [])
+
+
+def test_names_of_options_are_read_without_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "vllm" / "engine").mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").write_text("raise RuntimeError")
+    source = tmp_path / "vllm" / "engine" / "arg_utils.py"
+    monkeypatch.syspath_prepend(tmp_path)
+    assert argument_names() == frozenset()
+    source.write_text(
+        "import none\n@dataclass\nclass EngineArgs:\n    model: str = none.x\n    seed: int = 0\n    x = 1\n"
+    )
+    assert argument_names() == {"model", "seed"}
+    source.write_text("class EngineArgs(Others):\n    seed: int = 0\n")
+    assert argument_names() == frozenset()
 
 
 @pytest.mark.parametrize("engine", ["transformers", "emulated"])

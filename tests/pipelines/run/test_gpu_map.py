@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.config import parse_config
 from pipelines.roles import Role
-from pipelines.run import learnability
+from pipelines.run import learnability, preflight
 from pipelines.run.learnability import doubtful_settings
 from pipelines.run.preflight import absent_gpus, gpu_problems, shared_gpus
 
@@ -36,9 +36,15 @@ from pipelines.run.preflight import absent_gpus, gpu_problems, shared_gpus
         ({"device": "cuda", "ranks": 3, "gpus": [0, 1]}, {"gpus": [2]}, "012", "has 2 of this machine's GPUs"),
         ({"device": "cuda:1", "ranks": 2}, {"gpus": [0]}, "01", "has 1 of this machine's GPUs"),
         ({"device": "cuda", "ranks": 2}, {}, "0", "has 1 of this machine's GPUs"),
+        ({}, {"engine": "vllm", "vllm": {"quantization": "fp8"}}, "", "rollout.vllm.quantization = 'fp8' needs a GPU"),
+        ({}, {"engine": "vllm", "vllm": {"quantization": "fp8"}}, "0", ""),
+        ({}, {"engine": "vllm", "vllm": {"sleepy": True}}, "0", "rollout.vllm.sleepy is no engine argument"),
     ],
 )
-def test_gpu_problems_of_a_machine(trainer: dict[str, Any], rollout: dict[str, Any], visible: str, says: str) -> None:
+def test_gpu_problems_of_a_machine(
+    monkeypatch: pytest.MonkeyPatch, trainer: dict[str, Any], rollout: dict[str, Any], visible: str, says: str
+) -> None:
+    monkeypatch.setattr(preflight, "argument_names", lambda: {"quantization"})
     problems = list(gpu_problems(parse_config({"trainer": trainer, "rollout": rollout}, "my.toml"), tuple(visible)))
     assert len(problems) == bool(says)
     assert says in "".join(problems)
@@ -87,6 +93,8 @@ def test_shared_gpus_of_submitted_roles(role: str, others: str, visible: str, sa
             "rollout.gpus has 4, but this machine has 2 GPUs",
         ),
         (Role("rollout"), {"device": "cuda"}, {}, "", ""),
+        (Role("rollout"), {}, {"engine": "vllm", "vllm": {"enforce_eager": False}}, "", "rollout.vllm.enforce_eager"),
+        (Role("rollout"), {}, {"engine": "vllm", "vllm": {"enforce_eager": False}}, "0", ""),
         (Role("rollout"), {}, {"gpus": [4], "engine": "emulated"}, "01", ""),
         (Role("score"), {"device": "cuda"}, {"gpus": [4]}, "", ""),
     ],
