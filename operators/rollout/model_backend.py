@@ -17,7 +17,7 @@ from infra.store.weight_store import WeightStore
 from infra.transport.kv_transfer import KVTransfers
 from operators.rollout.config import RolloutConfig
 from operators.rollout.engine import CannotGenerate, Engine
-from operators.rollout.replica_memory import check_weights, choose_slots
+from operators.rollout.replica_memory import check_vllm_memory, choose_slots
 from operators.rollout.staged.member import StageMember
 from operators.rollout.staged.replica_staging import ReplicaStaging
 from operators.rollout.staged.service import StageService
@@ -126,10 +126,10 @@ class VllmBackend(ModelBackend):
 
     def engine(self) -> Engine:
         # Deferred: vLLM is not always installed.
-        from operators.rollout.vllm_engine import VllmEngine, device_memory, open_vllm
+        from operators.rollout.vllm_engine import VllmEngine, device_memory, memory_share, open_vllm
 
         config = self.config
-        check_weights(config, self.model, device_memory())
+        check_vllm_memory(config, self.model, device_memory(), memory_share(config))
         options: dict[str, Any] = dict(config.vllm)
         vllm = open_vllm(
             self.model,

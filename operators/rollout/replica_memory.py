@@ -9,8 +9,9 @@ from pathlib import Path
 
 import torch
 
+from infra.counted import counted
 from infra.memory import usable_memory
-from infra.models.sizes import ELEMENT_BYTES, context_length, kv_values, readable_config
+from infra.models.sizes import ELEMENT_BYTES, context_length, kv_values, readable_config, unsupported_features
 from infra.sizes import size_text
 from infra.store.weight_files import folder_tensors
 from operators.rollout.config import RolloutConfig
@@ -49,19 +50,33 @@ class ReplicaMemory:
         return tokens * self.kv_values * ELEMENT_BYTES[self.dtype]
 
 
-def check_weights(config: RolloutConfig, model: Path, total: int) -> None:
-    """Raise CannotGenerate if a device of `total` bytes can never have its part of a replica's weights on vLLM.
+def check_vllm_memory(config: RolloutConfig, model: Path, total: int, share: float = 1.0) -> None:
+    """Raise CannotGenerate if vLLM, which uses `share` of a device of `total` bytes, can never have there its part of a
+    replica's weights and of the KV of one context.
 
-    Weights that vLLM quantizes are left to it.
+    Weights that vLLM quantizes or offloads are left to it, and KV that is not of full attention.
     """
-    memory = ReplicaMemory.of(model, config.weights_dtype)
-    if memory is None or "quantization" in config.vllm or "quantization_config" in readable_config(model):
+    memory, options = ReplicaMemory.of(model, config.weights_dtype), config.vllm
+    if memory is None or not options.keys().isdisjoint(("quantization", "cpu_offload_gb")):
         return
-    part = memory.weights // config.tensor_parallel
-    if part > total:
+    model_config, devices = readable_config(model), config.tensor_parallel
+    if "quantization_config" in model_config:
+        return
+    context = config.context or context_length(model)
+    weights, kv = memory.weights // devices, 0
+    if unsupported_features(model) is None and "kv_lora_rank" not in model_config:
+        heads = model_config.get("num_key_value_heads") or model_config.get("num_attention_heads") or 1
+        kv = memory.kv(context) // min(devices, int(heads))
+        if options.get("kv_cache_dtype", "auto") != "auto":  # the smallest have a byte
+            kv //= ELEMENT_BYTES[config.weights_dtype]
+    if weights + kv > share * total:
+        setting = "rollout.vllm.gpu_memory_utilization"
+        uses = f", of which vLLM uses {size_text(int(share * total))} ({setting} = {share:g})" if share < 1 else ""
         raise CannotGenerate(
-            f"a replica's weights need {size_text(part)} on each of its {config.tensor_parallel} devices, but one has "
-            f"{size_text(total)} in all: raise rollout.tensor_parallel, or take a smaller rollout.dtype or model"
+            f"a replica needs {size_text(weights + kv)} on each of its {counted(devices, 'device')} (weights "
+            f"{size_text(weights)}, KV {size_text(kv)} for one context of {context} tokens), but one has "
+            f"{size_text(total)}{uses}: raise rollout.tensor_parallel{f' or {setting}' if uses else ''}, lower "
+            "rollout.context, or take a smaller rollout.dtype or model"
         )
 
 

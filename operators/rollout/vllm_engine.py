@@ -34,7 +34,9 @@ from vllm.platforms import current_platform
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from infra.memory import usable_memory
 from infra.models.weights import check_weights
+from operators.rollout.config import RolloutConfig
 from operators.rollout.engine import Completion, EngineStatus, PartialResponse, Request
 from operators.rollout.kv_rows import generation_limit
 from operators.rollout.request_checks import check_loadable, check_request
@@ -119,8 +121,18 @@ def open_vllm(model: Path, *, token_sampler: TokenSampler = "laminar", **options
 
 
 def device_memory() -> int:
-    """Bytes of one of a replica's GPUs in all, or of the machine. It does not initialize CUDA in this process."""
+    """Bytes of one of a replica's GPUs, or of the machine. It does not initialize CUDA in this process."""
+    if current_platform.is_cpu():
+        return usable_memory().total
     return int(current_platform.get_device_total_memory())
+
+
+def memory_share(config: RolloutConfig) -> float:
+    """The share of `device_memory` for weights and KV: all of it where the size of the KV is set by itself."""
+    sized = {"kv_cache_memory_bytes", "num_gpu_blocks_override"} & config.vllm.keys()
+    if current_platform.is_cpu() or sized or config.kv_capacity is not None:
+        return 1.0
+    return float(config.vllm.get("gpu_memory_utilization", EngineArgs.gpu_memory_utilization))
 
 
 def _token_bytes(model: Path, dtype: str) -> int:

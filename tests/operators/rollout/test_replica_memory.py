@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import psutil
 import pytest
@@ -17,7 +20,7 @@ from infra.sizes import GIB
 from operators.rollout.config import RolloutConfig
 from operators.rollout.engine import CannotGenerate
 from operators.rollout.forward_runner import kv_geometry
-from operators.rollout.replica_memory import ReplicaMemory, check_weights, choose_slots, fitting_slots
+from operators.rollout.replica_memory import ReplicaMemory, check_vllm_memory, choose_slots, fitting_slots
 
 QWEN_1_5B = ReplicaMemory(1_544_000_000, 2 * 28 * 2 * 128, "bfloat16")
 QWEN_7B = ReplicaMemory(7_616_000_000, 2 * 28 * 4 * 128, "bfloat16")
@@ -88,15 +91,53 @@ def test_backend_rejects_a_model_before_it_is_loaded(
     assert not loaded
 
 
-def test_weights_beyond_vllms_devices_are_a_permanent_error(model: Path) -> None:
+def test_memory_beyond_vllms_devices_is_a_permanent_error(model: Path) -> None:
     memory = ReplicaMemory.of(model, "float32")
     assert memory is not None
-    one, two = RolloutConfig(engine="vllm"), RolloutConfig(engine="vllm", tensor_parallel=2)
-    check_weights(one, model, memory.weights)
-    check_weights(two, model, memory.weights // 2)
-    with pytest.raises(CannotGenerate, match=r"need .* on each of its 2 devices, .* raise rollout\.tensor_parallel"):
-        check_weights(two, model, memory.weights // 2 - 1)
-    check_weights(RolloutConfig(engine="vllm", vllm={"quantization": "fp8"}), model, 0)
+    kv = memory.kv(64)
+    one, two = RolloutConfig(engine="vllm", context=64), RolloutConfig(engine="vllm", context=64, tensor_parallel=2)
+    check_vllm_memory(one, model, memory.weights + kv)
+    check_vllm_memory(two, model, memory.weights // 2 + kv)  # its one KV head is on both
+    with pytest.raises(
+        CannotGenerate, match=r"on each of its 2 devices .* one has .* raise rollout\.tensor_parallel, "
+    ):
+        check_vllm_memory(two, model, memory.weights // 2 + kv - 1)
+    check_vllm_memory(RolloutConfig(engine="vllm", vllm={"quantization": "fp8"}), model, 0)
+    check_vllm_memory(RolloutConfig(engine="vllm", vllm={"cpu_offload_gb": 4}), model, 0)
+    small = replace(one, vllm={"kv_cache_dtype": "fp8"})
+    check_vllm_memory(small, model, memory.weights + kv // 4)
+
+
+def test_windows_and_compressed_kv_are_not_counted(model: Path, tmp_path: Path) -> None:
+    memory, config = ReplicaMemory.of(model, "float32"), RolloutConfig(engine="vllm", context=64)
+    assert memory is not None
+    for file in model.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    for more in ({"layer_types": ["sliding_attention"]}, {"kv_lora_rank": 8}):
+        (tmp_path / "config.json").unlink()
+        (tmp_path / "config.json").write_text(json.dumps(readable_config(model) | more))
+        check_vllm_memory(config, tmp_path, memory.weights)
+
+
+def test_vllm_backend_checks_its_share_before_it_loads(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, opened = ReplicaMemory.of(model, "float32"), []
+    assert memory is not None
+    needed = memory.weights + memory.kv(64)
+    vllm = ModuleType("operators.rollout.vllm_engine")
+    vllm.__dict__.update(device_memory=lambda: 2 * needed, VllmEngine=opened.append, open_vllm=lambda *a, **b: "vllm")
+    monkeypatch.setitem(sys.modules, vllm.__name__, vllm)
+    monkeypatch.setattr(backends, "load_tokenizer", lambda folder: None)
+    backend = backends.VllmBackend(RolloutConfig(engine="vllm", context=64), model, model / "store")
+    for share in (0.5, 0.49):
+        monkeypatch.setattr(vllm, "memory_share", lambda config, share=share: share, raising=False)
+        if share == 0.5:
+            backend.engine()
+            continue
+        with pytest.raises(
+            CannotGenerate, match=r"gpu_memory_utilization = 0\.49\): raise rollout\.tensor_parallel or"
+        ):
+            backend.engine()
+    assert opened == ["vllm"]
 
 
 def test_backend_without_its_gpus_cannot_generate(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,8 +112,19 @@ def test_vllm_backend_rejects_a_model_that_no_device_can_hold(monkeypatch: pytes
     monkeypatch.setattr(module, "device_memory", lambda: 1)
     monkeypatch.setattr("operators.rollout.model_backend.load_tokenizer", lambda folder: None)
     backend = VllmBackend(RolloutConfig(engine="vllm"), model_folder(FAMILY), tmp_path)
-    with pytest.raises(CannotGenerate, match="on each of its 1 devices"):
+    with pytest.raises(CannotGenerate, match=r"on each of its 1 device .* one has"):
         backend.engine()
+
+
+def test_vllm_uses_a_share_of_a_gpu_unless_kv_has_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    from operators.rollout import vllm_engine as module
+
+    utilization = {"gpu_memory_utilization": 0.85}
+    assert module.memory_share(RolloutConfig(engine="vllm", vllm=utilization)) == 1
+    monkeypatch.setattr(module.current_platform, "is_cpu", lambda: False)
+    assert module.memory_share(RolloutConfig(engine="vllm", vllm=utilization)) == 0.85
+    assert 0.5 < module.memory_share(RolloutConfig(engine="vllm")) < 1
+    assert module.memory_share(RolloutConfig(engine="vllm", vllm=utilization, kv_capacity=4096)) == 1
 
 
 def test_vllm_rejects_compiled_code_on_a_cpu() -> None:
