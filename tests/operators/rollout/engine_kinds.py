@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 from emulated_engines import emulated
 from tiny_engines import engine, mixed, speculating
-from vllm_engines import FAMILY, vllm_engine
+from vllm_engines import FAMILY, model_folder, vllm_engine
 
+from infra.name_lookup import member_of
 from operators.rollout.engine import Completion, Engine, Request
 from operators.rollout.two_versions import TwoVersionEngine
 
@@ -22,12 +24,27 @@ VLLM: dict[str, dict[str, Any]] = {
     "vllm_async": {"asynchronous": True},
     "vllm_sampler": {"asynchronous": True, "token_sampler": "vllm"},
 }
-KINDS = ("transformers", "speculating", "emulated", "two_versions", *VLLM)
-WITH_MODEL = ("transformers", *VLLM)
-"""Engines that run a model: synthetic tokens have neither a distribution nor weights."""
-OWN_SAMPLER = "vllm_sampler"
-"""Its resumed responses get other draws than if they had not been interrupted."""
+NAMED = "LAMINAR_ENGINE"
+"""The kind of the engine that this environment variable names, "module:factory" (CONTRIBUTING.md)."""
 STOPS = (3, 7)
+
+
+def named_factory() -> Callable[..., Engine] | None:
+    """The factory that the environment variable names. Raises ValueError if it does not exist."""
+    if not (name := os.environ.get(NAMED)):
+        return None
+    module, _, member = name.rpartition(":")
+    factory: Callable[..., Engine] = member_of(module, member, "factory", callable)
+    return factory
+
+
+_NAMED = named_factory()
+KINDS = ("transformers", "speculating", "emulated", "two_versions", *VLLM, *([NAMED] if _NAMED else []))
+WITH_MODEL = tuple(kind for kind in KINDS if kind not in ("speculating", "emulated", "two_versions"))
+"""Engines that run a model: synthetic tokens have neither a distribution nor weights."""
+OWN_SAMPLERS = {"vllm_sampler", *([NAMED] if getattr(_NAMED, "own_sampler", False) else [])}
+"""Kinds whose resumed responses get other draws than if they had not been interrupted."""
+REPEATING = tuple(kind for kind in KINDS if kind not in OWN_SAMPLERS)
 
 
 def maker(kind: str) -> MakeEngine:
@@ -37,6 +54,9 @@ def maker(kind: str) -> MakeEngine:
         return partial(vllm_engine, **VLLM[kind])
 
     def make(family: str = FAMILY, **options: Any) -> Engine:
+        if kind == NAMED:
+            assert _NAMED is not None, f"set {NAMED}"
+            return _NAMED(model_folder(family), **{"slots": 8, "kv_capacity": None, "dtype": "float32"} | options)
         if kind == "emulated":
             return emulated(**options)
         if kind == "two_versions":

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_kinds import KINDS, OWN_SAMPLER, STOPS, MakeEngine, assert_equal, maker, stopping
+from engine_kinds import KINDS, REPEATING, STOPS, MakeEngine, assert_equal, maker, stopping
 from tiny_engines import request, run
 from tiny_models import CONTEXT, VOCABULARY
 
@@ -22,7 +22,7 @@ def make(request: pytest.FixtureRequest) -> MakeEngine:
     return maker(request.param)
 
 
-@pytest.fixture(params=[kind for kind in KINDS if kind != OWN_SAMPLER])
+@pytest.fixture(params=REPEATING)
 def make_repeating(request: pytest.FixtureRequest) -> MakeEngine:
     """Of engines that draw the same tokens after an interruption."""
     return maker(request.param)

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from engine_kinds import OWN_SAMPLER, maker
+from engine_kinds import KINDS, NAMED, maker
 from sampled_batches import sampled_batch
 from tiny_models import VOCABULARY, tiny_model
 from vllm_engines import FAMILY, model_folder
@@ -28,7 +28,9 @@ TRAINING = Path(__file__).parents[3] / "docs" / "training.md"
 ROW = r"^\| (transformers|vllm) \| (\w+) \| (\w+) \| ([\de.-]+) \| ([\de.-]+) \|"
 BOUNDS = {row[:3]: (float(row[3]), float(row[4])) for row in re.findall(ROW, TRAINING.read_text("utf-8"), re.MULTILINE)}
 """Of `mismatch/kl` and `mismatch/abs_mean`, in nats, by engine, rollout.dtype and trainer.learner.precision."""
-ROWS = {"transformers": "transformers", "vllm": "vllm", OWN_SAMPLER: "vllm"}
+ROWS = {"transformers": "transformers", "vllm": "vllm", "vllm_sampler": "vllm"} | (
+    {NAMED: "vllm"} if NAMED in KINDS else {}
+)
 """The engine of whose rows the bounds are, by kind."""
 PAIRS: list[tuple[str, Precision]] = list(itertools.product(("float32", "bfloat16", "float16"), get_args(Precision)))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_kinds import KINDS, OWN_SAMPLER, MakeEngine, assert_equal, maker, stopping
+from engine_kinds import KINDS, REPEATING, MakeEngine, assert_equal, maker, stopping
 from tiny_engines import request, run
 
 from operators.rollout.engine import Completion, Engine, PartialResponse, Request
@@ -63,7 +63,7 @@ def test_stop_string_ends_with_the_completing_token(make: MakeEngine) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 4, 9])
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != OWN_SAMPLER])
+@pytest.mark.parametrize("kind", REPEATING)
 def test_stop_string_is_found_across_a_resumption(kind: str, steps: int) -> None:
     make = maker(kind)
     asked, expected = asked_to_stop(make)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from engine_kinds import KINDS, OWN_SAMPLER, WITH_MODEL, MakeEngine, assert_equal, maker, stopping
+from engine_kinds import KINDS, OWN_SAMPLERS, WITH_MODEL, MakeEngine, assert_equal, maker, stopping
 from memory_limits import no_more_memory_than
 from safetensors.torch import save_file
 from tiny_engines import mixed, plain_logprobs, request, run
@@ -170,7 +170,7 @@ def test_non_finite_logits_fail_only_their_request(kind: str, tmp_path: Path) ->
     assert "not finite" in str(failed.error)
     for done in (together, run(it, others)):
         assert done.keys() == expected.keys()
-        if kind == OWN_SAMPLER:  # the others were resumed
+        if kind in OWN_SAMPLERS:  # the others were resumed
             for other in others:
                 found = done[other.trajectory_id].generated
                 assert np.abs(plain_logprobs(tiny_model(FAMILY), other, found) - found.logprobs).max() < 1e-4
