@@ -4,7 +4,9 @@
     OMP_NUM_THREADS=1 python -m benchmarks.publication --json
 
 Ranks are processes that shard a random model of 33 M parameters over gloo, and publish it in `--dtype` to a store in
-shared memory. With `--remote` all ranks but the first are as on another machine: they send their parts to it. The stall
+shared memory. With `--remote` all ranks but the first are as on another machine: they send their parts to it over gloo;
+beside the bytes a second of these parts, until the version is written, are those of as many bytes from so many
+processes that serve them over the relay's frames (`benchmarks/version_sources.py`), into plain memory. The stall
 is the time until a rank can begin the next update, which computes its gradients while the weights are written; the
 optimizer step waits for that ("written after"). It is beside one thread's copy of as many bytes, which alternates with
 it; figures are medians. Ranks share this machine's cores, so the times of several ranks are those of cores that take
@@ -24,6 +26,7 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -31,6 +34,7 @@ from benchmarks.engine_sides import Measured, now, since
 from benchmarks.models import qwen2
 from benchmarks.stores import publish, temporary_store
 from benchmarks.tables import print_rows
+from benchmarks.version_sources import frames_rate
 from infra.models.dtypes import tensor_specs
 from infra.store.names import default_root
 from infra.store.publisher import Publisher
@@ -62,6 +66,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         make_model(Path(scratch) / "model", SHAPE)
         rows = [_in_process(Path(scratch), ranks, options) for ranks in options.ranks]
+        if options.remote:
+            rows = [row | remote_rates(Path(scratch), row, options.repetitions) for row in rows]
     print_rows(rows, f"Publication in {options.dtype}", options.json)
 
 
@@ -124,6 +130,19 @@ def _in_process(folder: Path, ranks: int, options: argparse.Namespace) -> dict[s
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def remote_rates(folder: Path, row: Mapping[str, float], repetitions: int) -> dict[str, float]:
+    """GB/s of the parts that the ranks of `row`, of `measure`, sent to the first, and of as much in relay frames."""
+    sources = int(row["ranks"]) - 1
+    if not sources:
+        return {"gloo, GB/s": 0.0, "frames, GB/s": 0.0}
+    size = int(row["MB"] * 1e6 * sources / row["ranks"])
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        file.write(np.random.default_rng(0).bytes(size))
+        file.flush()
+        frames = frames_rate(Path(file.name), sources, repetitions)
+    return {"gloo, GB/s": size / 1e6 / row["written after, ms"], "frames, GB/s": frames / 1e9}
 
 
 def _copy(size: int) -> Measured:
