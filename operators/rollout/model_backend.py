@@ -99,16 +99,19 @@ class TransformersBackend(ModelBackend):
         return [self._engine(device, slots) for _ in range(count)]
 
     def _engine(self, device: torch.device, slots: int) -> Engine:
-        model = empty_model(self.model)
-        allocate(model, device, getattr(torch, self.config.weights_dtype))
-        read_weights(model, self.model)
-        return TransformersEngine(
-            model,
-            slots=slots,
-            context=self.config.context,
-            kv_capacity=self.config.kv_capacity,
-            speculation=self.config.speculation,
-        )
+        try:
+            model = empty_model(self.model)
+            allocate(model, device, getattr(torch, self.config.weights_dtype))
+            read_weights(model, self.model)
+            return TransformersEngine(
+                model,
+                slots=slots,
+                context=self.config.context,
+                kv_capacity=self.config.kv_capacity,
+                speculation=self.config.speculation,
+            )
+        except ValueError as error:  # of the model or a setting: memory was checked before
+            raise CannotGenerate(f"a replica cannot run the model in {self.model} (model.path): {error}") from error
 
     def staging(
         self, index: int, incarnation: int, engine: Engine, transfers: KVTransfers | None

@@ -14,6 +14,7 @@ from infra.models.demo import build_demo_model, build_demo_tokenizer
 from infra.models.demo_config import PHRASES, DemoModelConfig
 from infra.models.weights import weight_tensors
 from operators.rollout.config import RolloutConfig
+from operators.rollout.engine import CannotGenerate
 from operators.rollout.model_backend import ModelBackend, TransformersBackend
 from operators.rollout.replica import Replica
 from schemas.columns import token_ids
@@ -69,3 +70,19 @@ def test_transformers_backend_loads_the_model_in_its_dtype(tmp_path: Path) -> No
     found, expected = (weight_tensors(model) for model in (engine.model, load_model(tmp_path, torch.bfloat16)))
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (RolloutConfig(slots=2, context=1 << 20), "a context of 1048576 tokens exceeds the"),
+        (RolloutConfig(slots=2, kv_capacity=8), "a KV capacity of 8 tokens cannot hold one context"),
+    ],
+)
+def test_model_that_no_start_could_run_is_a_permanent_error(config: RolloutConfig, reason: str, tmp_path: Path) -> None:
+    save_folder(
+        *build_demo_model(DemoModelConfig(hidden_size=32, layers=1, heads=2, kv_heads=1, mlp_size=48)), tmp_path
+    )
+    backend = TransformersBackend(config, tmp_path, tmp_path / "store")
+    with pytest.raises(CannotGenerate, match=rf"cannot run the model in .* \(model\.path\): {reason}"):
+        backend.engine()
