@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.router_replay import CHOSEN, EXPERTS, LAYERS, choices, measure
+from benchmarks.router_replay import CHOSEN, EXPERTS, LAYERS, choices, measure, stored_bytes
 
 
 def test_choices_are_different_experts_in_rising_order() -> None:
@@ -19,3 +19,9 @@ def test_skewed_choices_take_fewer_bytes() -> None:
     assert even["plain"] == LAYERS * CHOSEN
     assert even["even choices, at least"] < even["zstd"] <= even["plain"]
     assert skewed["zstd"] < even["zstd"]
+
+
+def test_log_of_a_broker_has_the_compressed_records() -> None:
+    (stored,) = stored_bytes([choices(256, 3.0)], 128)
+    compressed, plain = (256 * measure(256, 3.0)[name] for name in ("zstd", "plain"))
+    assert 0.8 * compressed < stored < plain  # Kafka has another level of zstd
