@@ -27,6 +27,7 @@ from benchmarks.control import read_steps
 from benchmarks.end_to_end import RECIPES
 from benchmarks.measures import SETTLED_AFTER
 from benchmarks.other_sides import CONTROL_MODULE
+from benchmarks.processes import OthersWatch
 from benchmarks.sides import LIMIT_S, Work, warm_start
 from benchmarks.tables import print_rows
 from pipelines.config import load_config, save_config
@@ -50,9 +51,12 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         sys.exit("this needs two cores")
+    os.sched_setaffinity(0, cores)
+    others = OthersWatch()
     rows = [measure(name, cores, options) for name in options.recipes]
     title = f"{describe_machine()['cpu']}, {options.rounds} rounds of {options.steps} steps"
     print_rows(rows, title, options.json)
+    print(f"other work: {others.share():.0%} of the CPU time; it must be little", file=sys.stderr)
     threads = f"threads of the physical core of core {cores[0]}: {_siblings(cores[0])}"
     Console(stderr=options.json).print(f"cores {cores[0]} and {cores[1]}; {threads}")
 
