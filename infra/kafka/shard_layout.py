@@ -44,7 +44,7 @@ def check_layout(observer: KafkaConsumer, config: SessionConfig, note: Note | No
         raise OtherLayout(
             f"{config.group}: the role's number of shards is {state}, according to its last commit, but "
             f"{config.shards} here: `laminar runs resume --set ROLE.shards=NUMBER` of the stopped run, or "
-            f"`laminar submit ROLE` without --index, changes it; or set it back"
+            f"`laminar submit ROLE` of all shards or of the first one, changes it; or set it back"
         )
 
 

@@ -123,7 +123,7 @@ def _unit(config: Config, name: str, count: int, memory: Mapping[str, int]) -> U
     return Unit(
         name,
         count // group,
-        placement=_placement(name, count),
+        placement=_placement(name),
         group=group,
         cpus=group * config.deploy.cpus.get(name, _CPUS.get(name, 1.0)),
         memory_gib=gib if own is None else group * own,
@@ -139,10 +139,10 @@ def _unit(config: Config, name: str, count: int, memory: Mapping[str, int]) -> U
     )
 
 
-def _placement(name: str, count: int) -> Placement:
+def _placement(name: str) -> Placement:
     if name == "relay":
         return "machine"
-    return "indexed" if name in SHARDED and (name, count) != ("score", 1) else "single"
+    return "indexed" if name in SHARDED else "single"
 
 
 def files_of(plan: DeploymentPlan) -> dict[str, str]:

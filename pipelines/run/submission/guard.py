@@ -35,7 +35,7 @@ from pipelines.inspect.run_state.local_run import submitted_roles
 from pipelines.inspect.run_state.refused import refused
 from pipelines.inspect.run_state.state import fold_all, new_run
 from pipelines.present.view.watch import Watch
-from pipelines.roles import ALL_SHARDS, DATA_PLANE, WITH_ENGINE, WITH_STORE, RoleProcess
+from pipelines.roles import ALL_SHARDS, DATA_PLANE, SCALED, WITH_ENGINE, WITH_STORE, RoleProcess
 from pipelines.run.preflight import absent_gpus, shared_gpus
 from pipelines.run.resharding import reshard_role
 from pipelines.run.run_guard import COLUMNS, RunFailing, RunGuard
@@ -51,7 +51,8 @@ from schemas.topics import EXPERIENCES, INBOX, METRICS, TRAJECTORIES
 
 
 def prepare(draft: ConfigDraft, process: RoleProcess, note: Callable[[str], None]) -> None:
-    """Wait for Kafka and create the run's missing topics; `note` receives one-line messages.
+    """Wait for Kafka, create the run's missing topics, and change the number of shards of a role whose first or only
+    process it is; `note` receives one-line messages.
 
     Raises ConfigError if `draft` is wrong or incomplete for a role, or its GPU is absent or another role's,
     BrokerUnreachable, TopicError, UnsuitableKafka.
@@ -80,8 +81,9 @@ def prepare(draft: ConfigDraft, process: RoleProcess, note: Callable[[str], None
     check_kafka(own)  # before any topic is created
     make_topics(own, note)
     refuse_new_role(client, config.run.name, first.pipeline)
-    for name in (role.pipeline for role in process.roles if role.index == ALL_SHARDS):
-        retry_transient(partial(reshard_role, config, name, note))
+    for role in process.roles:
+        if role.pipeline in SCALED and role.index in (0, ALL_SHARDS):  # the other shards cannot start before
+            retry_transient(partial(reshard_role, config, role.pipeline, note))
 
 
 @contextmanager

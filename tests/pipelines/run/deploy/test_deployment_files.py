@@ -138,7 +138,7 @@ def test_deploy_takes_brokers_with_a_comma_at_the_end(tmp_path: Path) -> None:
 def test_compose_containers_have_the_time_of_their_role_to_end(tmp_path: Path) -> None:
     file = run_file(tmp_path, "secured")
     services = yaml.safe_load(files_of(plan_of(file, ("deploy.gpus_per_machine=24",)))["compose.yaml"])["services"]
-    assert (services["rollout-0"]["stop_grace_period"], services["score"]["stop_grace_period"]) == ("120s", "60s")
+    assert (services["rollout-0"]["stop_grace_period"], services["score-0"]["stop_grace_period"]) == ("120s", "60s")
 
 
 def test_compose_kafka_keeps_its_log_in_its_volume() -> None:
@@ -318,7 +318,7 @@ def test_compose_gateways_share_a_name_and_listen_on_loopback(tmp_path: Path) ->
     assert [each.get("ports") for each in gateways] == [["127.0.0.1:8443:8443"], None]
     for each in (*gateways, found["agents-0"]):
         assert each["environment"][GATEWAY_URL] == "https://gateway:8443/v1"
-    assert GATEWAY_URL not in found["score"]["environment"]
+    assert GATEWAY_URL not in found["score-0"]["environment"]
     assert services("deploy.gateway_service=NodePort")["gateway-0"]["ports"] == ["8443:8443"]
 
 

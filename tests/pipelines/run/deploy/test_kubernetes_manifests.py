@@ -8,7 +8,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from deployments import CONFIG_TEXTS, deployment, generated, pods, run_file
+from deployments import CONFIG_TEXTS, deployment, generated, pods, resources, run_file
 
 from pipelines.config import ConfigError
 from pipelines.run.deployment import files_of, plan_of, units_of
@@ -142,6 +142,15 @@ def test_pods_on_gpus_are_on_the_machines_for_them(tmp_path: Path) -> None:
     assert "affinity" not in by_role["rollout"]
     (spread,) = by_role["rollout"]["topologySpreadConstraints"]
     assert spread["labelSelector"]["matchLabels"] == {**labels, "laminar/role": "rollout"}
+
+
+def test_shards_are_pods_of_one_workload(tmp_path: Path) -> None:
+    """A Deployment of one shard would stay beside the StatefulSet of two, and fence its pods."""
+    for shards in (1, 2):
+        documents = resources(files_of(plan_of(run_file(tmp_path, "example"), (f"score.shards={shards}",))))
+        names = {each["metadata"]["name"]: each for each in documents if "template" in each.get("spec", {})}
+        score = names["laminar-deployed-score"]
+        assert (score["kind"], score["spec"]["replicas"]) == ("StatefulSet", shards)
 
 
 @pytest.mark.parametrize(("ranks", "strategy"), [(16, {"type": "OnDelete"}), (8, None)])
