@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from infra.deploy.config import DeployConfig
-from infra.deploy.role_acls import PEOPLE
+from infra.deploy.role_acls import EXPORT, PEOPLE
 from infra.kafka.acls import Acl
 from infra.kafka.admin import TopicSpec
 from infra.storage import HTTPS
@@ -137,6 +137,11 @@ class DeploymentPlan:
         serve = ["laminar", "metrics", "serve", "--run", self.run, "--host", "0.0.0.0", "--port", str(METRICS_PORT)]
         audit = ["--audit-every", f"{self.audit_every_s:g}", "--transaction-timeout", f"{self.transaction_timeout_s:g}"]
         return [*serve, *audit, *self.as_user(PEOPLE)]
+
+    def export_command(self) -> list[str]:
+        """The command line that writes the experiences of the run so far to its volume."""
+        folder = f"{self.deploy.volume_path}/exports/{self.run}/experiences"
+        return ["laminar", "export", "experiences", folder, "--run", self.run, *self.as_user(EXPORT)]
 
 
 def resource_prefix(run: str) -> str:

@@ -30,7 +30,7 @@ _CUSTOM_NAMES = "custom-names.yaml"
 
 
 def kubernetes_files(plan: DeploymentPlan) -> dict[str, str]:
-    """The files of folder `kubernetes`, by name. `kubectl apply -k` creates all but Secrets and loader."""
+    """The files of folder `kubernetes`, by name. `kubectl apply -k` creates all but Secrets, loader and export."""
     documents: dict[str, list[Manifest]] = {
         "storage.yaml": list(workloads.storage(plan)),
         "accounts.yaml": list(workloads.accounts(plan)),
@@ -53,8 +53,7 @@ def kubernetes_files(plan: DeploymentPlan) -> dict[str, str]:
     if plan.deploy.flink_slots:
         kustomization["configurations"] = [_CUSTOM_NAMES]
         files[_CUSTOM_NAMES] = as_yaml(CUSTOM_NAMES)
-    if loader := _file(workloads.loader(plan)):
-        files["loader.yaml"] = loader
+    files |= {f"{name}.yaml": _file(made) for name, made in workloads.by_hand(plan).items()}
     texts = {"kustomization.yaml": as_yaml(kustomization), "run.toml": plan.config, **files}
     texts["secrets.sh"] = secrets.script(plan)
     return {f"kubernetes/{name}": text for name, text in texts.items()}

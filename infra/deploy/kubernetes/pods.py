@@ -20,6 +20,7 @@ from infra.deploy.plan import (
     Unit,
     VolumeUse,
 )
+from infra.deploy.role_acls import EXPORT
 from infra.machine import GATEWAY_URL
 from infra.machine import VARIABLE as MACHINE
 from infra.runners.flink_jars import HEAP_MB
@@ -141,12 +142,23 @@ def submitter_pod(plan: DeploymentPlan, master: str) -> dict[str, Any]:
 
 def loader_pod(plan: DeploymentPlan) -> dict[str, Any]:
     """A pod with the run's volume, on a machine for weights, that does nothing: `kubectl cp` writes to it."""
-    pod = command_pod(plan, LOADER, ["sleep", "infinity"], volume="write")
+    pod = _with_volumes(command_pod(plan, LOADER, ["sleep", "infinity"], volume="write"), "temporary", "volume")
+    pod["spec"] |= {**_machines(plan, Unit(LOADER)), "terminationGracePeriodSeconds": 1}
+    return pod
+
+
+def export_pod(plan: DeploymentPlan) -> dict[str, Any]:
+    """A pod that writes the experiences of the run so far to its volume."""
+    pod = command_pod(plan, EXPORT, plan.export_command(), EXPORT, volume="write")
+    pod["spec"]["restartPolicy"] = "OnFailure"
+    return _with_volumes(pod, "temporary", "secrets", "volume")
+
+
+def _with_volumes(pod: dict[str, Any], *names: str) -> dict[str, Any]:
+    """`pod` without other volumes: of a pod outside of the kustomization, which names the ConfigMap."""
     spec = pod["spec"]
-    (container,) = spec["containers"]
-    for owner, key in ((container, "volumeMounts"), (spec, "volumes")):  # others may not exist yet
-        owner[key] = [each for each in owner[key] if each["name"] in ("temporary", "volume")]
-    spec |= {**_machines(plan, Unit(LOADER)), "terminationGracePeriodSeconds": 1}
+    for owner, key in ((spec["containers"][0], "volumeMounts"), (spec, "volumes")):
+        owner[key] = [each for each in owner[key] if each["name"] in names]
     return pod
 
 

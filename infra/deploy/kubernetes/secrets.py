@@ -6,6 +6,7 @@ import shlex
 from pathlib import PurePosixPath
 
 from infra.deploy.plan import AGENTS, GATEWAY, DeploymentPlan
+from infra.deploy.role_acls import EXPORT, PEOPLE
 
 RELAY = "relay-files"
 GATEWAY_FILES, AGENT_FILES = "gateway-files", "agent-files"
@@ -22,7 +23,7 @@ def secrets_of(plan: DeploymentPlan, user: str, *, weights: bool) -> list[str]:
 
 def script(plan: DeploymentPlan) -> str:
     """A shell script that creates the Secrets from the files of the folder in its first argument."""
-    users = sorted({*(unit.name for unit in plan.units), "people", ADMIN}) if plan.authenticated else []
+    users = sorted({*(unit.name for unit in plan.units), PEOPLE, EXPORT, ADMIN}) if plan.authenticated else []
     files = {plan.resource_name(f"kafka-{user}"): [f"{user}.properties"] for user in users}
     groups = {RELAY: plan.relay_files, GATEWAY_FILES: plan.gateway_files, AGENT_FILES: plan.agent_files}
     for name, paths in groups.items():

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from infra.deploy.kubernetes.names import labels_of, manifest
-from infra.deploy.kubernetes.pods import LOADER, command_pod, loader_pod, role_pod
+from infra.deploy.kubernetes.pods import LOADER, command_pod, export_pod, loader_pod, role_pod
 from infra.deploy.kubernetes.secrets import ADMIN
 from infra.deploy.plan import CONFIG, METRICS_PORT, DeploymentPlan, Unit
-from infra.deploy.role_acls import PEOPLE
+from infra.deploy.role_acls import EXPORT, PEOPLE
 
 SINGLE = {"replicas": 1, "revisionHistoryLimit": 3, "strategy": {"type": "Recreate"}}
 """Of a Deployment whose second process would fence, or cancel, the first."""
@@ -35,11 +35,17 @@ def storage(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
     yield manifest(plan, "v1", "PersistentVolumeClaim", plan.name, spec=spec)
 
 
-def loader(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
-    """The pod by which a person copies the model and other files to the volume, before the roles exist."""
-    if any(unit.volume != "none" for unit in plan.units):
-        pod = loader_pod(plan)
-        yield manifest(plan, "v1", "Pod", plan.resource_name(LOADER), LOADER, spec=pod["spec"])
+def by_hand(plan: DeploymentPlan) -> dict[str, list[dict[str, Any]]]:
+    """What a person creates, by name: the pod that copies the model and other files to the volume, before the roles
+    exist, and the Job that writes the experiences of the run to it.
+    """
+    if all(unit.volume == "none" for unit in plan.units):
+        return {}
+    job = {"backoffLimit": 10, "template": export_pod(plan)}  # its folder has all state: it may run again
+    return {
+        LOADER: [manifest(plan, "v1", "Pod", plan.resource_name(LOADER), LOADER, spec=loader_pod(plan)["spec"])],
+        EXPORT: [manifest(plan, "batch/v1", "Job", plan.resource_name(EXPORT), EXPORT, spec=job)],
+    }
 
 
 def roles(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:

@@ -7,9 +7,11 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+import typer
 import yaml
 from deployments import CONFIG_TEXTS, deployment, generated, pods, resources, run_file
 
+from pipelines.cli.export import app
 from pipelines.config import ConfigError
 from pipelines.run.deployment import files_of, plan_of, units_of
 from schemas.topics import CATALOGUE
@@ -183,6 +185,28 @@ def test_loader_has_the_volume_and_nothing_else(file: Path, version: str) -> Non
     assert [each["key"] for each in loader["spec"]["tolerations"]] == list(plan.deploy.tolerations)
     roles = (pod for each, pod in pods(deployment(file)) if each["kind"] == "Deployment")
     assert all(loader["spec"]["securityContext"] == pod["securityContext"] for pod in roles)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_export_job_writes_to_the_volume_as_its_own_user(file: Path, version: str) -> None:
+    plan = plan_of(file)
+    files = files_of(plan)
+    job = yaml.safe_load(files["kubernetes/export.yaml"])
+    kubernetes_validate.validate(job, version, strict=True)
+    assert "export.yaml" not in files["kubernetes/kustomization.yaml"]
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    mounts = {each["name"]: each for each in container["volumeMounts"]}
+    assert mounts.keys() == {each["name"] for each in pod["volumes"]}
+    assert "config" not in mounts, "only the kustomization knows the ConfigMap's name"
+    assert mounts["volume"] == {"name": "volume", "mountPath": plan.deploy.volume_path}
+    options = container["command"][2:]
+    parsed = typer.main.get_command(app).commands["topic"].make_context("topic", options).params  # type: ignore[attr-defined]
+    assert parsed["folder"].is_relative_to(plan.deploy.volume_path)
+    assert (parsed["topic"], parsed["run"], parsed["brokers"]) == ("experiences", plan.run, plan.brokers)
+    secret = f"{plan.name}-kafka-export"
+    assert (secret in files["kubernetes/secrets.sh"]) == (secret in str(pod["volumes"])) == plan.authenticated
+    assert str(parsed["command_config"]) == ("/etc/laminar-secrets/export.properties" if plan.authenticated else "None")
 
 
 def test_gpus_are_requested_only_by_runs_on_gpus(tmp_path: Path) -> None:

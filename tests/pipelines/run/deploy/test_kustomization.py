@@ -80,9 +80,10 @@ def test_secrets_script_creates_what_pods_mount(file: Path, tmp_path: Path) -> N
     done = subprocess.run(
         ["sh", str(script), str(files), "--dry-run=client", "-o", "name"], capture_output=True, text=True, check=True
     )
+    export = yaml.safe_load((script.parent / "export.yaml").read_text())
     mounted = {
         source["secret"]["name"]
-        for _, pod in pods(deployment(file))
+        for _, pod in pods([*deployment(file), export])
         for each in pod["volumes"]
         for source in each.get("projected", {}).get("sources", ())
     }
