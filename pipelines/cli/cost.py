@@ -38,7 +38,8 @@ def cost(
     """Predict GPU hours and bytes in Kafka of an optimizer step, and of a day, with their prices if given.
 
     Time comes from the same prediction as `laminar simulate CONFIG.toml`, with run.time_scale = 1. Bytes are of records
-    that are encoded as a run encodes them, without compression and each trajectory alone in its record: an upper bound.
+    that are encoded as a run encodes them, without compression and each trajectory alone in its record: an upper bound
+    for the topics listed. Commit notes, heartbeats, plans and held-out evaluation are not counted.
     Only an emulated run says how long its engine takes; another one is measured first, and its folder given by
     --calibrate in place of CONFIG.toml.
 

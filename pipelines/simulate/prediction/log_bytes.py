@@ -1,7 +1,8 @@
 """Bytes that an optimizer step writes to Kafka, by topic: of records of the mean length, encoded as a run encodes them.
 
-Each trajectory has a record of its own here; a run writes those that end together as rows of one. So the bytes are an
-upper bound. A response carries four bytes of text a token.
+Each trajectory has a record of its own here; a run writes those that end together as rows of one. So the bytes of a
+topic are an upper bound. A response carries four bytes of text a token. Topics that do not grow with trajectories,
+batches, versions or metrics are left out, as the commit notes of `restore`; so is held-out evaluation.
 """
 
 from __future__ import annotations

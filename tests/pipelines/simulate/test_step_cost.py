@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +36,13 @@ def predicted(iteration_s: float = 90.0) -> Prediction:
 
 def test_log_bytes_name_topics_of_the_catalogue() -> None:
     assert log_bytes(STEP).keys() <= CATALOGUE.keys()
+
+
+def test_counted_topics_are_those_of_the_docs() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "prediction.md").read_text(encoding="utf-8")
+    counted = re.search(r"the topics that are counted:\n(.*?)\.\n", text)
+    assert counted is not None
+    assert set(re.findall(r"`([a-z-]+)`", counted[1])) == log_bytes(STEP).keys()
 
 
 @pytest.mark.parametrize(
