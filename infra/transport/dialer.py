@@ -20,6 +20,38 @@ UNREACHABLE_S = 30.0
 """Seconds for which a failed address is reported since the last try."""
 
 
+class FailedAddresses:
+    """The addresses to which the last try failed, in the last `UNREACHABLE_S` seconds of `clock`. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._failed: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def add(self, address: str) -> bool:
+        """Record a failure; return whether the address is new."""
+        with self._lock:
+            self._forget()
+            is_new = address not in self._failed
+            self._failed[address] = self._clock() + UNREACHABLE_S
+            return is_new
+
+    def remove(self, address: str) -> None:
+        """Record that `address` works."""
+        with self._lock:
+            self._failed.pop(address, None)
+
+    def addresses(self) -> tuple[str, ...]:
+        """All of them, sorted."""
+        with self._lock:
+            self._forget()
+            return tuple(sorted(self._failed))
+
+    def _forget(self) -> None:
+        now = self._clock()
+        self._failed = {address: until for address, until in self._failed.items() if until > now}
+
+
 class Dialer:
     """Connects relay `relay` of `run`, at `endpoint`, to other relays; receives through `link`. Thread-safe."""
 
@@ -33,9 +65,8 @@ class Dialer:
         system: System = SYSTEM,
     ) -> None:
         self._run, self._relay, self._endpoint, self._link = run, relay, endpoint, link
-        self._clock, self._system = clock or system.monotonic, system
-        self._failed: dict[str, float] = {}
-        self._lock = threading.Lock()
+        self._system = system
+        self._failed = FailedAddresses(clock or system.monotonic)
 
     def dial(self, to: RelayLink, blob: ChunkedBlob, memory: memoryview, may_wait: bool) -> Peer:
         """Open a connection that fills `memory` with chunks of `blob`. Raises TransportError."""
@@ -45,7 +76,7 @@ class Dialer:
                 to.address, self._run, token, self._relay, blob, memory, self._link, may_wait, tls, self._system
             )
         except PeerUnreachable as error:
-            if self._record_failure(to.address):
+            if self._failed.add(to.address):
                 log.warning(
                     "relay %d of machine %s cannot be reached from here: %s; if it is up, set relay.advertise there to "
                     "an address that other machines reach",
@@ -54,24 +85,9 @@ class Dialer:
                     error,
                 )
             raise
-        with self._lock:
-            self._failed.pop(to.address, None)
+        self._failed.remove(to.address)
         return peer
 
     def unreachable(self) -> tuple[str, ...]:
         """The addresses to which the last try failed, in the last `UNREACHABLE_S` seconds."""
-        with self._lock:
-            self._forget()
-            return tuple(sorted(self._failed))
-
-    def _record_failure(self, address: str) -> bool:
-        """Record it; return whether it is new."""
-        with self._lock:
-            self._forget()
-            is_new = address not in self._failed
-            self._failed[address] = self._clock() + UNREACHABLE_S
-            return is_new
-
-    def _forget(self) -> None:
-        now = self._clock()
-        self._failed = {address: until for address, until in self._failed.items() if until > now}
+        return self._failed.addresses()

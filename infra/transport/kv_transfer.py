@@ -8,6 +8,7 @@ names a list of manifests, one for each part, in the order of the layers.
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -19,12 +20,15 @@ from infra.store.chunks import MAX_CHUNK_BYTES, chunk_checksums
 from infra.system import SYSTEM, System
 from infra.transport.chunk_registry import BlobBuffer, BlobKey, ChunkRegistry
 from infra.transport.chunked_blob import ChunkedBlob
+from infra.transport.dialer import FailedAddresses
 from infra.transport.endpoint import Endpoint
-from infra.transport.frames import FrameKind, TransportError
+from infra.transport.frames import FrameKind, PeerUnreachable, TransportError
 from infra.transport.peer import dial
 from infra.transport.serving import Handler, Server
 from infra.transport.throttle import Link
 from schemas.records import KVManifest, PolicyVersion
+
+log = logging.getLogger(__name__)
 
 OFFER_S = 10.0
 _CHUNK_BYTES = 8 << 20
@@ -70,6 +74,7 @@ class KVTransfers:
         self._offer_s, self._clock = offer_s, clock or system.monotonic
         self._offered: OrderedDict[str, _OfferedKV] = OrderedDict()
         self._bytes = 0
+        self._failed = FailedAddresses(self._clock)
         self._lock = threading.Lock()
         self._registry = ChunkRegistry(lambda key: None, system)
         self._server = Server(self._registry, run, endpoint, self.sending, self.handlers, system)
@@ -173,7 +178,17 @@ class KVTransfers:
             raise TransportError(str(error)) from error
         memory = memoryview(bytearray(manifest.bytes))
         token, tls = self.endpoint.token, self.endpoint.tls
-        peer = dial(manifest.address, self.run, token, -1, blob, memory, self.receiving, False, tls, self._system)
+        try:
+            peer = dial(manifest.address, self.run, token, -1, blob, memory, self.receiving, False, tls, self._system)
+        except PeerUnreachable as error:
+            if self._failed.add(manifest.address):
+                log.warning(
+                    "KV cannot be fetched, it is computed again: %s; if that rollout is up, set relay.advertise on its "
+                    "machine to an address that other machines reach",
+                    error,
+                )
+            raise
+        self._failed.remove(manifest.address)
         try:
             for chunk in range(min(_AHEAD, blob.chunks)):
                 peer.request(chunk)

@@ -8,10 +8,13 @@ are pure; the manager keeps the heartbeats.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from schemas.records import PolicyVersion, RelayChain, RelayLink, RelayStatus
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class RelayChainManager:
         """Whether a foreign chain follows the last one of placement in the log."""
         self._heartbeats: dict[int, tuple[RelayStatus | None, float]] = {}
         self._chain: RelayChain | None = None
+        self._refused_before: set[int] = set()
 
     def record_chain(self, chain: RelayChain, now: float) -> bool:
         """Record a chain read from the log; its relays have `timeout_s` to send a heartbeat.
@@ -111,10 +115,20 @@ class RelayChainManager:
 
         Without a place in the chain they still receive, and nobody depends on them.
         """
-        statuses = [status for status, _ in self._heartbeats.values() if status is not None]
-        reported = {address for status in statuses for address in status.unreachable}
-        refused = {status.relay for status in statuses if status.address in reported and not status.sent}
-        return refused if len(refused) < len(self._heartbeats) else set()
+        statuses = {status.relay: status for status, _ in self._heartbeats.values() if status is not None}
+        reported = {address: status for status in statuses.values() for address in status.unreachable}
+        refused = {status.relay for status in statuses.values() if status.address in reported and not status.sent}
+        if len(refused) == len(self._heartbeats):
+            refused = set()
+        if refused != self._refused_before:
+            self._refused_before = refused
+            named = (
+                f"relay {each} at {statuses[each].address} (reported by relay {by.relay} of machine {by.host})"
+                for each in sorted(refused)
+                for by in (reported[statuses[each].address],)
+            )
+            log.warning("relays without a place in the chain, as others cannot connect: %s", "; ".join(named) or "none")
+        return refused
 
     def _alive(self, newest: PolicyVersion | None) -> dict[int, LiveRelay]:
         refused = self._refused()

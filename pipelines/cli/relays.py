@@ -27,12 +27,14 @@ COLUMNS = (
     "lost_sources",
     "heartbeat",
     "address",
+    "reported_by",
 )
 
 
 @app.command()
 def relays(address: Address, printing: Printing) -> Report | RowOutput:
     """Show the relay chain in order: each relay's versions, transfer in progress, and rates. The first is the master.
+    Column reported_by: the relays that cannot connect to its address.
 
     \b
     Examples:
@@ -50,7 +52,8 @@ def relays(address: Address, printing: Printing) -> Report | RowOutput:
     data = {
         "chain": None if chain is None else to_plain(chain),
         "relays": [
-            to_plain(statuses[row["relay"]]) | {"position": row["position"], "role": row["role"]} for row in rows
+            to_plain(statuses[row["relay"]]) | {key: row[key] for key in ("position", "role", "reported_by")}
+            for row in rows
         ],
     }
     return Report(data, str, as_json=True)
@@ -91,6 +94,7 @@ def relay_rows(chain: RelayChain | None, statuses: dict[int, RelayStatus], now: 
                 "lost_sources": status.lost_sources,
                 "heartbeat": f"{max(0, now - status.sent_at) / 1000:.0f} s ago",
                 "address": status.address,
+                "reported_by": ", ".join(_reporters(status, statuses.values())) or None,
             }
         )
     return rows
@@ -99,4 +103,9 @@ def relay_rows(chain: RelayChain | None, statuses: dict[int, RelayStatus], now: 
 def _role(relay: int, status: RelayStatus, order: Sequence[int], others: Iterable[RelayStatus], joins: bool) -> str:
     if relay in order:
         return "master" if relay == order[0] else "joining" if joins else "relay"
-    return "unreachable" if any(status.address in other.unreachable for other in others) else "gone"
+    return "unreachable" if _reporters(status, others) else "gone"
+
+
+def _reporters(status: RelayStatus, others: Iterable[RelayStatus]) -> list[str]:
+    """The relays, with their machines, that cannot connect to the address in `status`."""
+    return [f"{other.relay} of {other.host}" for other in others if status.address in other.unreachable]

@@ -10,7 +10,7 @@ import pytest
 from relays_here import TOKEN
 
 from infra.transport.endpoint import Endpoint
-from infra.transport.frames import TransportError
+from infra.transport.frames import PeerUnreachable, TransportError
 from infra.transport.kv_transfer import KVTransfers
 from schemas.records import PolicyVersion
 
@@ -59,6 +59,20 @@ def test_fetch_returns_the_offered_bytes(source: KVTransfers, destination: KVTra
     for transfers in (source, destination):
         with pytest.raises(TransportError):
             transfers.fetch(manifest).result(20)
+
+
+def test_unreachable_address_of_kv_is_logged_once(
+    source: KVTransfers, destination: KVTransfers, caplog: pytest.LogCaptureFixture
+) -> None:
+    manifest = source.offer(VERSION, 7, random_bytes(1000))
+    assert manifest is not None
+    source.close()
+    for _ in range(2):
+        with pytest.raises(PeerUnreachable):
+            destination.fetch_now(manifest)
+    (line,) = caplog.messages
+    assert manifest.address in line
+    assert "set relay.advertise" in line
 
 
 def test_fetch_of_empty_kv_needs_no_transfer(source: KVTransfers, destination: KVTransfers) -> None:

@@ -316,6 +316,7 @@ def test_relays_are_listed_in_chain_order(laminar: Laminar, client: ClientProper
     assert printed["chain"]["schedule"] == "binomial"  # type: ignore[index]
     found = [(row["relay"], row["position"], row["role"]) for row in printed["relays"]]  # type: ignore[index]
     assert found == [(2, 0, "master"), (0, 1, "relay"), (1, 2, "joining"), (7, None, "gone"), (8, None, "unreachable")]
+    assert {row["relay"]: row["reported_by"] for row in printed["relays"] if row["reported_by"]} == {8: "2 of h"}  # type: ignore[index]
     listed = list(csv.DictReader(laminar("relays", "-O", "csv")[1].splitlines()))
     assert [(int(row["relay"]), row["role"]) for row in listed] == [(relay, role) for relay, _, role in found]
     shown = laminar("relays")[1]
