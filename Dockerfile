@@ -1,7 +1,7 @@
 # The image of all roles: `docker build -t laminar .`
 #
 # torch's pinned wheels contain CUDA's libraries, so this image runs on CPUs and on NVIDIA GPUs (the driver comes from the
-# machine). Without GPUs `--build-arg EXTRA_INDEX=URL --build-arg TORCH=torch==VERSION+cpu` builds a smaller one.
+# machine). Without GPUs `make image-cpu` builds a smaller one, by EXTRA_INDEX=URL and TORCH=torch==VERSION+cpu.
 # `--build-arg EXTRAS=vllm` adds an extra of pyproject.toml, `--build-arg JARS=flink` the jars that submit to a Flink.
 #
 # Pin the base by digest: `--build-arg PYTHON_IMAGE=python@sha256:...`. With wheels in the folder wheelhouse/ the build needs no
@@ -22,7 +22,7 @@ RUN set -eu; \
     python -m venv /opt/laminar; \
     /opt/laminar/bin/python -m pip install --quiet --no-cache-dir $offline --require-hashes -r requirements-uv.txt; \
     /opt/laminar/bin/uv pip install --quiet --no-cache --python /opt/laminar/bin/python $offline \
-        ${EXTRA_INDEX:+--extra-index-url "$EXTRA_INDEX"} ${EXTRAS:+--extra "$EXTRAS"} \
+        ${EXTRA_INDEX:+--index-strategy unsafe-best-match --extra-index-url "$EXTRA_INDEX"} ${EXTRAS:+--extra "$EXTRAS"} \
         --constraint requirements.txt --requirements pyproject.toml setuptools $TORCH
 COPY README.md LICENSE NOTICE ./
 COPY schemas schemas

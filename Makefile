@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # Keep bytecode, whatever the shell says: without it every process compiles Beam and torch, which takes half a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install check docs run test slow-test lint types pytest prism flink-test soak green flink-green generated requirements sbom clean image \
+.PHONY: help install check docs run test slow-test lint types pytest prism flink-test soak green flink-green generated requirements sbom clean image image-cpu \
 	vllm-test environments-test install-test exports-test agents-test cgroup-test object-store-test verl-vectors \
 	benchmark-end-to-end gpu-check
 
@@ -108,6 +108,11 @@ requirements:  ## compile the pinned requirements; every extra must have a solut
 IMAGE ?= laminar:latest
 image:  ## build the image of all roles with docker: IMAGE=name, ARGS="--build-arg ..."
 	docker build -t $(IMAGE) $(ARGS) .
+
+TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements.txt)
+image-cpu:  ## the same for machines without GPUs, without CUDA's libraries
+	docker build -t $(IMAGE) --build-arg EXTRA_INDEX=https://download.pytorch.org/whl/cpu \
+		--build-arg TORCH=torch==$(TORCH)+cpu $(ARGS) .
 
 sbom: $(READY)  ## software bill of materials (CycloneDX) and NOTICE with every licence
 	$(BIN)/python -m infra.bill_of_materials $(ARGS)

@@ -58,6 +58,13 @@ def install_packages(folder: Path, **arguments: str) -> list[str]:
     return [line for line in log.read_text().splitlines() if "install" in line]
 
 
+def test_image_for_cpus_has_the_pinned_torch() -> None:
+    words = subprocess.run(["make", "-n", "image-cpu"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (pinned,) = (each.version for each in packages(ROOT / "requirements.txt") if each.name == "torch")
+    assert f"TORCH=torch=={pinned}+cpu" in words
+    assert "EXTRA_INDEX=https://download.pytorch.org/whl/cpu" in words
+
+
 def test_image_for_cpus_has_the_given_torch(tmp_path: Path) -> None:
     torch = "torch==2.15.0+cpu"
     _, uv = install_packages(tmp_path, TORCH=torch, EXTRA_INDEX="https://cpu", EXTRAS="vllm")

@@ -7,14 +7,12 @@ import hashlib
 from typing import Any
 
 from infra.deploy.plan import AGENTS, ALIVE, CONFIG, GATEWAY, METRICS_PORT, SECRETS, SILENT_MIN, DeploymentPlan, Unit
-from infra.kafka.broker_jars import KAFKA_VERSION
 from infra.machine import GATEWAY_URL
 from infra.machine import VARIABLE as MACHINE
 from infra.yaml_text import as_yaml
 
 MACHINE_NAME = "compose"
 """All containers share one machine's memory."""
-KAFKA = f"apache/kafka:{KAFKA_VERSION}"
 KAFKA_DATA = "/var/lib/kafka/data"
 
 
@@ -23,7 +21,7 @@ def compose_file(plan: DeploymentPlan) -> str:
 
     Each container has GPUs of its own, in the order of the containers, so `plan` must fit one machine.
     """
-    services: dict[str, Any] = {"kafka": _kafka(plan.name)}
+    services: dict[str, Any] = {"kafka": _kafka(plan)}
     first = 0
     for unit in plan.units:
         for index in range(unit.count):
@@ -106,10 +104,10 @@ def _metrics(plan: DeploymentPlan) -> dict[str, Any]:
     }
 
 
-def _kafka(name: str) -> dict[str, Any]:
-    cluster = base64.urlsafe_b64encode(hashlib.sha256(name.encode()).digest()[:16]).decode().rstrip("=")
+def _kafka(plan: DeploymentPlan) -> dict[str, Any]:
+    cluster = base64.urlsafe_b64encode(hashlib.sha256(plan.name.encode()).digest()[:16]).decode().rstrip("=")
     return {
-        "image": KAFKA,
+        "image": plan.deploy.kafka_image,
         "environment": {
             "CLUSTER_ID": cluster,
             "KAFKA_LOG_DIRS": KAFKA_DATA,

@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
+from infra.kafka.broker_jars import KAFKA_VERSION
+from infra.runners.flink_jars import FLINK
 from infra.setting_types import CheckedSettings, NonNegativeInt, Positive, PositiveInt
 
 _PeerPort = Annotated[int, Ge(1), Le(65535)]
@@ -22,6 +24,10 @@ class DeployConfig(CheckedSettings):
 
     image: str = "laminar:latest"
     """The image of all roles, see the Dockerfile."""
+    kafka_image: str = f"apache/kafka:{KAFKA_VERSION}"
+    """The image of Kafka in the compose file; a digest pins it (`apache/kafka@sha256:…`), as in the others."""
+    flink_image: str = f"flink:{FLINK}"
+    """The image of Flink, see `flink_slots`; of the same version."""
     image_pull_secret: str = ""
     """The Secret with the image registry's password; empty: none."""
     namespace: str = "laminar"
@@ -81,5 +87,6 @@ class DeployConfig(CheckedSettings):
             path = PurePosixPath(getattr(self, name))
             if not path.is_absolute() or path == PurePosixPath("/"):
                 raise ValueError(f"{name} must be an absolute path of a folder, not {getattr(self, name)!r}")
-        if not self.image:
-            raise ValueError("image must name an image")
+        for name in ("image", "kafka_image", "flink_image"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} must name an image")

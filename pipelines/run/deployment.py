@@ -28,6 +28,8 @@ from schemas.topics import CATALOGUE
 COMPOSE = "compose.yaml"
 EXAMPLE = Path("examples/deployed.toml")
 """The configuration from which infra/deploy/files is generated."""
+REPLICAS = 3
+"""Copies of a record from which on topics get a majority as min.insync.replicas."""
 _CPUS: Mapping[str, float] = {"rollout": 4.0, "trainer": 8.0}
 """Processors of a container; 1 for all others."""
 _AGENT_GIB = 0.25
@@ -63,7 +65,7 @@ def plan_of(file: Path, changes: tuple[str, ...] = ()) -> DeploymentPlan:
         topics=[topic_spec(config, topic) for topic in CATALOGUE.values()],
         acls=role_acls(config.run.name, pipelines_of(config)),
     )
-    notes = (_missing_model(config), _agents_elsewhere(config), _no_compose_file(plan))
+    notes = (_missing_model(config), _few_copies(config), _agents_elsewhere(config), _no_compose_file(plan))
     return replace(plan, note="\n".join(filter(None, notes)))
 
 
@@ -74,6 +76,16 @@ def _missing_model(config: Config) -> str:
     return (
         f"the model {config.model.path} is not on this machine, so memory requests are defaults: set "
         "deploy.model_folder to a copy of it"
+    )
+
+
+def _few_copies(config: Config) -> str:
+    """A note if an acknowledged record may be on a single broker of a cluster; else empty."""
+    if config.kafka.replication_factor >= REPLICAS:
+        return ""
+    return (
+        f"kafka.replication_factor is {config.kafka.replication_factor}: topics get no min.insync.replicas, so the "
+        f"loss of a broker may lose records; with {REPLICAS} brokers set {REPLICAS} (compose.yaml has one)"
     )
 
 

@@ -70,7 +70,7 @@ def flink(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
     if not plan.deploy.flink_slots:
         return
     spec: dict[str, Any] = {
-        "image": f"flink:{FLINK}",
+        "image": plan.deploy.flink_image,
         "flinkVersion": f"v{FLINK.replace('.', '_')}",
         "mode": "standalone",
         "serviceAccount": "flink",

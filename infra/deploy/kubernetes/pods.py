@@ -259,14 +259,14 @@ def _volumes(plan: DeploymentPlan, unit: Unit, users: Sequence[str] = ()) -> lis
 
 
 def _machines(plan: DeploymentPlan, unit: Unit) -> dict[str, Any]:
-    """The machines for pods with weights: selected by labels, ranks on different ones, rollouts spread."""
+    """The machines for pods with weights: selected by labels, ranks with GPUs on different ones, others spread."""
     found: dict[str, Any] = {}
     if plan.deploy.node_labels:
         found["nodeSelector"] = dict(plan.deploy.node_labels)
     if plan.deploy.tolerations:
         found["tolerations"] = [{"key": key, "operator": "Exists"} for key in plan.deploy.tolerations]
     selector = {"matchLabels": labels_of(plan, unit.name)}
-    if unit.name == "rollout":
+    if unit.name == "rollout" or (unit.count > 1 and not unit.gpus):
         spread = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
         found["topologySpreadConstraints"] = [{**spread, "labelSelector": selector}]
     elif unit.gpus:

@@ -148,6 +148,22 @@ def test_compose_kafka_keeps_its_log_in_its_volume() -> None:
     assert kafka["image"] == f"apache/kafka:{KAFKA_VERSION}"
 
 
+def test_images_of_kafka_and_flink_can_be_pinned(tmp_path: Path) -> None:
+    digest = "@sha256:" + "0" * 64
+    images = {"kafka_image": f"apache/kafka{digest}", "flink_image": f"flink{digest}"}
+    changes = [f"deploy.{name}='{image}'" for name, image in images.items()]
+    files = files_of(plan_of(run_file(tmp_path, "flink"), (*changes, "deploy.gpus_per_machine=24")))
+    assert yaml.safe_load(files["compose.yaml"])["services"]["kafka"]["image"] == images["kafka_image"]
+    cluster = next(yaml.safe_load_all(files["kubernetes/flink.yaml"]))
+    assert cluster["spec"]["image"] == images["flink_image"]
+
+
+def test_note_names_a_replication_below_three(tmp_path: Path) -> None:
+    file = run_file(tmp_path, "example")
+    assert "kafka.replication_factor is -1: topics get no min.insync.replicas" in plan_of(file).note
+    assert "replication_factor" not in plan_of(file, ("kafka.replication_factor=3",)).note
+
+
 def test_compose_serves_the_metrics_on_this_machine() -> None:
     metrics = yaml.safe_load(FILES["compose.yaml"])["services"]["metrics"]
     assert metrics["command"][:3] == ["laminar", "metrics", "serve"]

@@ -155,6 +155,15 @@ def test_shards_are_pods_of_one_workload(tmp_path: Path) -> None:
         assert (score["kind"], score["spec"]["replicas"]) == ("StatefulSet", shards)
 
 
+def test_ranks_without_gpus_are_spread_over_the_machines(tmp_path: Path) -> None:
+    files = files_of(plan_of(run_file(tmp_path, "secured"), ("trainer.device='cpu'",)))
+    trainer = next(pod for each, pod in pods(resources(files)) if each["metadata"]["name"].endswith("-trainer"))
+    assert "affinity" not in trainer, "there may be fewer machines than ranks"
+    (spread,) = trainer["topologySpreadConstraints"]
+    assert (spread["whenUnsatisfiable"], spread["topologyKey"]) == ("ScheduleAnyway", "kubernetes.io/hostname")
+    assert spread["labelSelector"]["matchLabels"]["laminar/role"] == "trainer"
+
+
 @pytest.mark.parametrize(("ranks", "strategy"), [(16, {"type": "OnDelete"}), (8, None)])
 def test_ranks_of_several_pods_are_updated_together(tmp_path: Path, ranks: int, strategy: dict[str, str]) -> None:
     """A new rank does not meet rank 0 of another configuration, so a rolling update would wait for ever."""
@@ -227,7 +236,7 @@ def test_memory_requests_follow_from_the_model(tmp_path: Path) -> None:
     file = run_file(tmp_path, "example")
     assert "set deploy.model_folder" in plan_of(file).note
     change = f"deploy.model_folder='{make_model(tmp_path / 'model', layers=1)}'"
-    assert plan_of(file, (change,)).note == ""
+    assert plan_of(file, (change, "kafka.replication_factor=3")).note == ""
     small = {unit.name: unit.memory_gib for unit in units_of(load_config(file, [change]))}
     assert small["relay"] == PROCESS_GIB + 1
     assert small["rollout"] >= PROCESS_GIB + 1
