@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 from first_day import printed_commands
-from laminar_runs import Command, StartRun
+from laminar_runs import REPOSITORY, Command, StartRun
 from small_runs import COMPACT
 from stops import GONE_WITHIN_S, stop, stop_cleanly
 
@@ -162,6 +164,42 @@ def test_killed_run_cleans_up_and_resumes(start_run: StartRun, run_id: str, tmp_
     assert (audit["passed"], audit["trained"], audit["lost"]) == (True, STEPS * 16, 0)
     assert (run.state()["started_at"], run.state()["phase"]) == (started_at, "ended")
     assert not run.leftovers()
+
+
+@pytest.mark.slow
+def test_drill_of_the_docs_restores_a_lost_run(start_run: StartRun, run_id: str, tmp_path: Path) -> None:
+    """The commands of docs/operations.md, with this run's name and folder of backups."""
+    run = start_run(run_id, f"trainer.optimizer_steps={3 * STEPS}")
+    run.until(run.checkpoints, 90, "a checkpoint")
+    (tmp_path / "backup").mkdir()
+    for number, words in enumerate(drill(run_id, tmp_path / "backup")):
+        if words[0] != "laminar":
+            subprocess.run(words, cwd=run.here, check=True)
+        elif words[1:3] == ["runs", "resume"]:
+            run.start_again(*words[1:])
+            run.until(lambda: run.state()["phase"] == "training", 90, "its training")
+        else:
+            if words[1:3] == ["runs", "audit"]:
+                assert run.wait(240) == 0, run.output()
+            command = Command(run.server, run.here, *words[1:], output=tmp_path / f"drill-{number}.txt")
+            assert command.wait() == 0, command.output()
+    audit = run.audit()
+    assert (audit["passed"], audit["trained"], audit["lost"]) == (True, 3 * STEPS * 16, 0)
+
+
+def test_drill_of_the_docs_has_the_run_and_the_backup(tmp_path: Path) -> None:
+    lines = drill("mine", tmp_path)
+    assert lines[0] == ["laminar", "runs", "pause", "--run", "mine", "--wait", "3600"]
+    assert ["cp", "-a", f"{tmp_path}/mine", "runs/mine"] in lines
+    assert lines[-1] == ["laminar", "runs", "audit", "--run", "mine"]
+
+
+def drill(run: str, backup: Path) -> list[list[str]]:
+    """The commands of the drill in docs/operations.md, for a run and a folder of backups."""
+    text = (REPOSITORY / "docs" / "operations.md").read_text(encoding="utf-8")
+    block = text.partition("\nDrill (")[2].partition("```\n")[2].partition("```")[0]
+    placed = re.sub(r"\bfirst\b", run, block).replace("/backup/", f"{backup}/")
+    return [shlex.split(line, comments=True) for line in placed.splitlines()]
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from infra.simulation.scheduler import EventScheduler
 from infra.simulation.streams import Streams
 from infra.store.weight_store import WeightStore
 from pipelines.simulate.configurations import RELAYS, configuration, wiring
+from pipelines.simulate.explore import draw_history, play
 from pipelines.simulate.hosts import SimulatedHosts
 from pipelines.simulate.transferred_bytes import file_of
 from pipelines.simulate.world import SimulatedHistory, World
@@ -84,6 +85,19 @@ def test_processes_of_one_host_share_its_clock() -> None:
         clocks.append(by_host)
     assert {len(skews) for by_host in clocks for skews in by_host.values()} == {1}
     assert any(len(set().union(*by_host.values())) == len(by_host) for by_host in clocks)  # a wrong clock a host
+
+
+def test_history_passes_with_clocks_that_differ_by_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than 10 minutes between any two hosts, with relays, and faults of them."""
+    skews: dict[str, float] = {}
+
+    def skew_s(_world: World, host: str) -> float:
+        return skews.setdefault(host, 700.0 * (len(skews) % 2) + 100.0 * len(skews))
+
+    monkeypatch.setattr(World, "skew_s", skew_s)
+    history = play(draw_history(3, ["relays"]))
+    assert history.failure is None
+    assert max(skews.values()) - min(skews.values()) > 600.0
 
 
 def test_lost_store_is_empty(hosts: SimulatedHosts) -> None:
