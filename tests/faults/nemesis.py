@@ -19,7 +19,7 @@ from faults.network import Network, Rule, within
 
 from infra.processes import is_running
 
-KINDS = ("partition", "one-way partition", "delay", "loss", "bandwidth", "pause", "kill")
+KINDS = ("partition", "one-way partition", "isolation", "delay", "loss", "bandwidth", "pause", "kill")
 PROBES = 40
 
 
@@ -56,7 +56,7 @@ class Nemesis:
     def inject(self, kind: str | None = None, host: str | None = None) -> Injected:
         """Inject one fault of `kind` on `host` (None: drawn), and return when it has ended."""
         kind = kind or self._rng.choice(KINDS)
-        host = host or self._rng.choice(self._brokers + self._roles)
+        host = host or self._rng.choice(self._roles if kind == "isolation" else self._brokers + self._roles)
         peer = self._rng.choice([name for name in self._brokers if name != host])
         seconds = self._rng.uniform(1.0, 5.0)
         began = time.monotonic()
@@ -64,6 +64,9 @@ class Nemesis:
             target, effect = host, self._pause(host, seconds) if kind == "pause" else self._kill(host, seconds)
         elif kind == "bandwidth":
             target, effect = host, self._bandwidth(host, seconds)
+        elif kind == "isolation":
+            rules = tuple(rule for each in self._brokers if each != host for rule in self._network.both(host, each))
+            target, effect = f"{host} ↔ all brokers", self._cut(host, peer, rules, seconds)
         else:
             target = f"{host} {'→' if kind == 'one-way partition' else '↔'} {peer}"
             effect = self._on_link(kind, host, peer, seconds)
@@ -79,7 +82,10 @@ class Nemesis:
             return self._delay(host, peer, rules, seconds)
         if kind == "loss":
             return self._loss(host, peer, rules, seconds)
-        harmed = rules[:1] if kind == "one-way partition" else rules
+        return self._cut(host, peer, rules[:1] if kind == "one-way partition" else rules, seconds)
+
+    def _cut(self, host: str, peer: str, harmed: tuple[Rule, ...], seconds: float) -> str:
+        """Drop all packets of the links `harmed`, among them one between `host` and `peer`."""
         before = sum(rule.dropped for rule in harmed)
         with _changed(harmed, loss=1.0):
             answered = self._network.probe(host, peer, PORT)

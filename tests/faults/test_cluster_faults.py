@@ -16,6 +16,7 @@ FAULTS = (
     *(("partition", "k2"), ("kill", "k3"), ("pause", "r1"), ("kill", "r2")),
     *(
         ("one-way partition", "k1"),
+        ("isolation", "r1"),
         ("delay", "r2"),
         ("loss", "r1"),
         ("bandwidth", "k3"),
