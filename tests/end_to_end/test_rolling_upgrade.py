@@ -1,7 +1,7 @@
 """The roles of a run of release 0.2.0 are replaced one by one by this release, and one goes back, without a stop.
 
 Trainer and rollouts are on two "machines" with stores of their own, so that weights travel between relays of two
-releases, over TLS. The old release comes from this repository's history.
+releases, over TLS. The old release is a wheel of its commit in this repository's history.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -45,6 +46,7 @@ ROLES = {
     "score": TRAINING,
     "experience": TRAINING,
     "trainer": TRAINING,
+    "evaluation": TRAINING,
     "relay-0": TRAINING,
     "relay-1": GENERATING,
     "rollout-0": GENERATING,
@@ -56,13 +58,18 @@ PROGRESS_S = 120.0
 
 @pytest.fixture(scope="module")
 def old_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source of release 0.2.0."""
+    """What the wheel of release 0.2.0 installs."""
     folder = tmp_path_factory.mktemp("release-0.2.0")
     archive = subprocess.run(["git", "archive", OLD], cwd=REPOSITORY, capture_output=True, check=False)
     if archive.returncode:
         pytest.skip(f"commit {OLD} of release 0.2.0 is not in this checkout: {archive.stderr.decode().strip()}")
     subprocess.run(["tar", "-x"], cwd=folder, input=archive.stdout, check=True)
-    return folder
+    build = [str(Path(sys.executable).parent / "uv"), "build", "--quiet", "--wheel", "--no-build-isolation"]
+    subprocess.run([*build, "--python", sys.executable, "--out-dir", "dist", "."], cwd=folder, check=True)
+    (wheel,) = (folder / "dist").glob("*-0.2.0-*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(folder / "installed")
+    return folder / "installed"
 
 
 class Cluster:
@@ -85,6 +92,7 @@ class Cluster:
             "trainer": {"optimizer_steps": 100_000, "checkpoint_every": 1000},
             "rollout": {"slots": 16, "processes": 2},
             "relay": relay,
+            "evaluation": {"every": 5},
         }
         self.config = here / "config.toml"
         self.config.write_text(tomli_w.dumps({**SMALL, **settings}))
