@@ -39,10 +39,13 @@ from schemas.topics import DEAD_LETTERS, RELAY, RELAY_CHAIN, REPLICAS, TRAJECTOR
 STEPS = 3
 NODES = ("n1", "n2")
 START_S = 400.0
+NOTICE_S = 30.0
+"""Of an eviction, in which a rollout hands its trajectories over."""
 SETTINGS: dict[str, Any] = {
     **SMALL,
     "run": {**SMALL["run"], "audit_every_s": 5.0},
     "trainer": {"optimizer_steps": 1000, "checkpoint_every": 2},
+    "rollout": {**SMALL["rollout"], "termination_notice_s": NOTICE_S},
     "evaluation": {"every": 1},
 }
 
@@ -171,6 +174,10 @@ def test_deployed_example_runs_to_a_passed_audit(deployed: Deployed) -> None:
 
     _until(lambda: _versions(deployed) > STEPS and _generating(deployed) == {0, 1}, roles)
     _check_the_tier(deployed)
+    late.send(signal.SIGTERM)  # evicted; its StatefulSet starts it again
+    assert late.wait(NOTICE_S + 30) == 0, late.log.read_text()[-3000:]
+    late.start()
+    until_all([late], "readinessProbe", START_S)
     _until(lambda: _exported(deployed, "laminar_audit_passed") == 1.0, [*roles, metrics])
 
     for each in (*roles, metrics):
