@@ -52,11 +52,12 @@ from operators.trainer.version_file import layout_of  # noqa: E402
 LEARNER = LearnerConfig(warmup_steps=0, micro_batch_tokens=64, gradient_checkpointing=True)
 _PENALTY = AlgorithmConfig(kl_coefficient=0.1)
 MODELS = {
+    "float32": LEARNER,
     "bfloat16": replace(LEARNER, precision="bfloat16", logits_chunk_tokens=16),
     "critic": replace(LEARNER, algorithm=replace(_PENALTY, name="ppo"), mini_batches=1),
 }
-"""Settings with other numbers, or with further models: a critic and a reference; adapters, if peft is installed, and a
-reference."""
+"""The same settings for another model, settings with other numbers, or with further models: a critic and a reference;
+adapters, if peft is installed, and a reference."""
 if find_spec("peft") is not None:
     MODELS["adapters"] = replace(LEARNER, algorithm=_PENALTY, lora=LoraConfig(rank=8))
 
@@ -151,7 +152,13 @@ def run(folder: Path, name: str, rendezvous: Rendezvous) -> dict[str, object]:
     memory.peak("update", train, training, 0)
     version = VersionBytes(training)
     memory.peak("publication", publish, training, version)
-    published = [version.digest(), *memory.peak("remote", publish_while_idle, training)]
+    published = [version.digest()]
+    version = VersionBytes(training)
+    publish_while_idle(training, version)
+    published.append(version.digest())
+    version = VersionBytes(training)
+    memory.peak("remote", publish_remote, training, version)
+    published.append(version.digest())
     memory.peak("gather", gather, training)
     trained = digest(sorted(training.state().weights.items()))
     memory.peak("checkpoint", checkpoint, training)
@@ -221,26 +228,24 @@ class VersionBytes:
         return found
 
 
-def publish_while_idle(training: RankTraining) -> list[str]:
-    """The digests of two publications that rank 0 begins: while the others are idle, and while they have a batch. In
-    the second the last two of four ranks are as on another machine.
-    """
-    version_file.GROUP_BYTES = 1 << 20  # several messages
-    digests = []
-    for number in range(2):
-        if number and training.ranks.rank > 1:
-            joint_actions.open_file = lambda *_: nullcontext()  # type: ignore[assignment, return-value]
-        version = VersionBytes(training)
-        version.write(training)
-        digests.append(version.digest())
-        while training.ranks.rank and training.joint._taken < 2 + number:
-            if number == 0:
-                training.check()
-            else:
-                training.joint.before_training()
+def publish_while_idle(training: RankTraining, version: VersionBytes) -> None:
+    """Publish while the other ranks are idle."""
+    taken = training.joint._taken + 1
+    version.write(training)
+    while training.ranks.rank and training.joint._taken < taken:
+        training.check()
+
+
+def publish_remote(training: RankTraining, version: VersionBytes) -> None:
+    """Publish while the other ranks have a batch; the last two of four are as on another machine."""
+    taken, version_file.GROUP_BYTES = training.joint._taken + 1, 1 << 20  # several messages
+    if training.ranks.rank > 1:
+        joint_actions.open_file = lambda *_: nullcontext()  # type: ignore[assignment, return-value]
+    version.write(training)
+    while training.ranks.rank and training.joint._taken < taken:
+        training.joint.before_training()
     if training.ranks.rank == 0:
         training.joint.before_training()
-    return digests
 
 
 def gather(training: RankTraining) -> None:
