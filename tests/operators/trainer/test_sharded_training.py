@@ -56,8 +56,8 @@ FURTHER = {
     "critic": {"construction": Phase(12, 4, 24 * _MIB), "update": Phase(32, 12, 32 * _MIB)},
     "adapters": {"construction": Phase(8, 4, 24 * _MIB), "update": Phase(8, 12, 48 * _MIB)},
 }
-"""By the settings of `MODELS`, the last two with a reference. The others are also what products of bfloat16 take on CPUs,
-and of adapters their state and peft."""
+"""By the settings of `MODELS`, the last two with a reference. The others are also what products of bfloat16 take on
+CPUs, and of adapters their state and peft."""
 NOT_PLANNED = 56 * _MIB
 """What libraries allocate until the end of the first update; the plan of a rank's memory does not have it."""
 SMALL = {"hidden_size": 256, "intermediate_size": 896, "num_hidden_layers": 16, "vocab_size": 2048}
