@@ -16,15 +16,11 @@ from schemas.topics import EVAL_PROMPTS, EXPERIENCES, RELAY
 
 
 def build(pipeline: beam.Pipeline, config: Config) -> None:
-    """Consumes relay and evaluation's experiences; produces eval-prompts, settled and metrics.
-
-    Without held-out questions it does not consume experiences: every record would be fetched and skipped.
-    """
-    answers = [topic_input(config, EXPERIENCES, keys=("e",))] if config.prompts.evaluated else []
+    """Consumes relay and evaluation's experiences; produces eval-prompts, settled and metrics."""
     source = shard_config(
         config,
         "evaluation",
-        *answers,
+        topic_input(config, EXPERIENCES, keys=("e",)),
         topic_input(config, RELAY),
         owned=((EVAL_PROMPTS, (0,)),),
         slow_poll=True,

@@ -24,7 +24,7 @@ class HeldoutPrompts:
 
     def __call__(self) -> list[Prompt]:
         prompts = self.config.prompts
-        if not prompts.evaluated:
+        if not any(task.has_heldout for task in prompts.mixture):
             return []
         from infra.models.checkpoint_folder import load_tokenizer  # deferred: imports torch
 

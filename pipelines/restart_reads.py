@@ -64,8 +64,7 @@ READS: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("relay-chain", ""): _CHAIN,
     },
     "evaluation": {
-        ("experiences", ""): "from the oldest experience of an active round: two rounds; not read "
-        "without held-out questions",
+        ("experiences", ""): "from the oldest experience of an active round: two rounds",
         ("relay", ""): _NOTE,
     },
     "autoscaler": {

@@ -261,11 +261,6 @@ class PromptsConfig(TaskConfig):
         return self.tasks or (self,)
 
     @property
-    def evaluated(self) -> bool:
-        """Whether questions of any task are held out."""
-        return any(task.has_heldout for task in self.mixture)
-
-    @property
     def curricula(self) -> dict[str, int]:
         """Number of levels by task name, of tasks with levels; "" stands for the only task, whatever its rows name."""
         return {task.task_name if self.tasks else "": len(task.levels) for task in self.mixture if task.levels}

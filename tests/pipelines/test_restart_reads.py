@@ -59,19 +59,11 @@ def reads_of(shard: ShardConfig) -> set[tuple[str, str]]:
 def test_restart_reads_lists_all_inputs_of_a_role(config: Config, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
     levels = {"": 3}
     monkeypatch.setattr(type(config.prompts), "curricula", property(lambda self: levels))
-    monkeypatch.setattr(type(config.prompts), "evaluated", True)
     if role == "trainer":
         monkeypatch.setattr(Config, "emulated", property(lambda self: False))  # so that it also reads the relay chain
     shard, *others = shards_of(config, role)
     assert all(reads_of(each) == reads_of(shard) for each in others)
     assert reads_of(shard) == set(READS[role])
-
-
-def test_evaluation_without_questions_does_not_read_experiences(config: Config) -> None:
-    """The broker would send all of them to a role that skips each."""
-    (shard,) = shards_of(config, "evaluation")
-    assert not config.prompts.evaluated
-    assert reads_of(shard) == {("relay", "")}
 
 
 @pytest.mark.parametrize("role", ALL_PIPELINES)

@@ -13,7 +13,7 @@ def is_trained(state: RunState, config: Config) -> bool:
 
 def is_evaluated(config: Config) -> bool:
     """Whether the run evaluates its last version on held-out questions."""
-    return config.prompts.evaluated
+    return any(task.has_heldout for task in config.prompts.mixture)
 
 
 def is_reached(state: RunState, config: Config) -> bool:

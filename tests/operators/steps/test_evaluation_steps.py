@@ -5,22 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from record_factories import experience, manifest, prompt, trajectory, version
 from role_graph import RoleGraph
 
 from operators.evaluation.report_rounds import ClosedRound, OpenedRound
-from operators.prompts.config import PromptsConfig
 from schemas.topics import EVAL_PROMPTS, EXPERIENCES, METRICS, RELAY, SETTLED
 
 Graph = Callable[..., RoleGraph]
 QUESTION = prompt(0, 1, purpose="evaluation")
-
-
-@pytest.fixture(autouse=True)
-def heldout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pipeline is built as for a run with held-out questions; without them it does not read their answers."""
-    monkeypatch.setattr(PromptsConfig, "evaluated", True)
 
 
 def answer(number: int, name: str) -> Any:
