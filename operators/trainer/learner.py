@@ -72,7 +72,7 @@ class Learner:
             lora=config.lora if config.lora.rank else None,
             keep_gathered=config.keep_gathered,
             kernels=layers,
-            context_ranks=ranks.context,
+            context_ranks=self._context.count,
         )
         self.model = self._policy.model
         """The policy; `update` changes its weights in place."""
