@@ -8,9 +8,9 @@ could be bound here, and permit /proc/PID/mem of a child.
 
 It is no sandbox. The kernel reads the address again when the call continues, so another thread of a hostile program can
 write 0.0.0.0 back before. This protects our own servers from listening widely, and those bind an address that the
-calling thread alone has made. The changed address stays in the program's memory: whoever binds it again, after a port
-in use, gets loopback, too. Memory that cannot be written is an error of the call. Source: seccomp_unotify(2), proc(5),
-linux/seccomp.h.
+calling thread alone has made. The changed address stays in the program's memory: a program that binds it again, after
+a port in use, gets loopback, too. Memory that cannot be written is an error of the call. Source: seccomp_unotify(2),
+proc(5), linux/seccomp.h.
 """
 
 from __future__ import annotations

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 AuditStage = Literal["prompts", "placement", "generation", "score", "experience", "evaluation", "training"]
-STAGES: tuple[AuditStage, ...] = (
-    *("prompts", "placement", "generation", "score", "experience", "evaluation", "training"),
-)
+STAGES: tuple[AuditStage, ...] = get_args(AuditStage)
 
 
 class ReachedStage(NamedTuple):
