@@ -136,12 +136,7 @@ TRANSACTIONS = (
     Fix(
         "relays publish heartbeats outside of transactions",
         "schemas/topics.py",
-        (
-            (
-                'riving",\n    "plain producers only: there is no transaction to wait for",\n    transactional=False,',
-                'riving",\n    "plain producers only: there is no transaction to wait for",',
-            ),
-        ),
+        (('riving",\n    _PLAIN,\n    transactional=False,', 'riving",\n    _PLAIN,'),),
         "tests/operators/relay/test_relay_heartbeats.py::test_sink_rejects_topics_of_plain_producers",
     ),
     Fix(
