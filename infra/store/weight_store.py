@@ -85,6 +85,11 @@ class WeightStore(ClosedAtExit):
         except FileNotFoundError:
             return []
 
+    def check_exists(self) -> None:
+        """Raises StoreError if the store was removed."""
+        if not self.root.is_dir():
+            raise StoreError(f"{self.root} was removed")
+
     def newest(self) -> PolicyVersion | None:
         """The newest complete version, None before the first."""
         return max(self.versions(), default=None)

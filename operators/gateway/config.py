@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from infra.listening import is_loopback
+from infra.listening import is_loopback, is_unspecified
 from infra.setting_types import CheckedSettings, FinitePositive, NonNegativeInt, Port, PositiveInt
 from schemas.records import Branches
 
@@ -15,8 +15,10 @@ class GatewayConfig(CheckedSettings):
     """The HTTP endpoint of agents. Raises ValueError naming the field that is invalid."""
 
     host: str = "127.0.0.1"
-    """Address at which agents connect; beyond loopback certificate_file and key_file are required, and agents of the
-    run itself need a host name in the certificate, not 0.0.0.0, except in the containers of `laminar deploy`."""
+    """Address at which the gateway listens; beyond loopback certificate_file and key_file are required."""
+    advertise: str = ""
+    """Host name, in the certificate, under which agents reach the gateway. Empty: `host`, so agents of the run itself
+    need one if that is 0.0.0.0, except in the containers of `laminar deploy`."""
     port: Port = 0
     """Port to listen at; 0: any free port, the same at every start of the run, see `gateway.json` in its folder."""
     processes: PositiveInt = 1
@@ -52,6 +54,8 @@ class GatewayConfig(CheckedSettings):
     def _check(self) -> None:
         if bool(self.certificate_file) != bool(self.key_file):
             raise ValueError("certificate_file and key_file: set both or neither")
+        if set(self.advertise) & set("/[]@ ") or self.advertise.count(":") == 1 or is_unspecified(self.advertise):
+            raise ValueError(f"advertise must be a host name or address, without a port, not {self.advertise!r}")
         if not is_loopback(self.host) and not self.certificate_file:
             raise ValueError(
                 f"other machines can reach host {self.host!r}: set certificate_file and key_file "

@@ -272,7 +272,8 @@ def _listen(config: GatewayConfig, file: Path) -> socket.socket:
         raise OSError(f"gateway: cannot listen at {config.host}:{port}: {error.strerror}") from error
     port = made.getsockname()[1]
     scheme = "https" if config.certificate_file else "http"
-    host = f"[{config.host}]" if ":" in config.host else config.host
+    host = config.advertise or config.host
+    host = f"[{host}]" if ":" in host else host
     write_atomically(file, json.dumps({"url": f"{scheme}://{host}:{port}/v1", "port": port}))
     return made
 

@@ -178,16 +178,20 @@ class RelayFold(ShardFold):
         self._refused = set(refused) if isinstance(refused, list) else set()
 
     def fold(self, polled: Polled) -> Sequence[Output]:
-        """Return dead letters for invalid manifests."""
+        """Return dead letters for invalid manifests.
+
+        Raises StoreError if the store was removed: the next start creates it, and fetches its versions again.
+        """
         outputs: list[Output] = []
         with phase("track manifests"):
             for received in polled.records:
                 outputs += self._track(received)
         with phase("evict versions"):
+            self._store.check_exists()
             self._store.evict()
         complete = set(self._store.versions())
-        for version in self._held.keys() - complete:
-            del self._held[version]
+        for version in self._held.keys() - complete:  # evicted: forgotten below; lost: fetched again
+            self._waiting.setdefault(version, []).append(self._held.pop(version))
         with phase("verify versions"):
             for version in self._waiting.keys() & complete:
                 for received in self._waiting.pop(version):

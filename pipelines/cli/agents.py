@@ -49,14 +49,14 @@ def serve(
       kubectl exec laminar-NAME-gateway-0 -- laminar agents serve --config /etc/laminar/run.toml
     """
     from operators.io.episode_keys import PEOPLE, WORKERS
-    from pipelines.run.gateway_access import access_of, deployed_access
+    from pipelines.run.gateway_access import access_of, deployed_access, url_elsewhere
 
     if config is not None:
         workers, people = (deployed_access(config, holder) for holder in (WORKERS, PEOPLE))
     else:
         folder = folder_of(RUNS, run)
         workers, people = (access_of(folder, holder) for holder in (WORKERS, PEOPLE))
-    found = {"url": workers.url, "worker_key": workers.key, "people_key": people.key}
+    found = {"url": url_elsewhere(workers.url), "worker_key": workers.key, "people_key": people.key}
     return Report(found, lambda: _served_text(found), as_json=json)
 
 

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import urlsplit, urlunsplit
 
 import typer
 
@@ -93,25 +92,14 @@ def _waiting(version: str, log: Path | None) -> ProgressPrinter:
 
 def _access(run: str | None, url: str | None, key: str | None) -> GatewayAccess:
     from operators.io.episode_keys import PEOPLE
-    from pipelines.run.gateway_access import GatewayAccess, access_of
+    from pipelines.run.gateway_access import GatewayAccess, access_of, url_here
 
     if url is not None:
         if not key:
             raise typer.BadParameter("--url needs --key, see `laminar agents serve`", param_hint="--key")
         return GatewayAccess(url, key)
     access = access_of(folder_of(RUNS, run), PEOPLE)
-    return replace(access, url=_url_from_here(access.url))
-
-
-def _url_from_here(url: str) -> str:
-    """Return the URL of a gateway of this machine with a host to connect to; it may listen at all addresses."""
-    from infra.listening import is_unspecified
-
-    parts = urlsplit(url)
-    if parts.hostname is None or not is_unspecified(parts.hostname):
-        return url
-    loopback = "[::1]" if ":" in parts.hostname else "127.0.0.1"
-    return urlunsplit(parts._replace(netloc=f"{loopback}:{parts.port}"))
+    return replace(access, url=url_here(access.url))
 
 
 def _questions() -> Iterator[str]:

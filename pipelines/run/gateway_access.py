@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import urlsplit, urlunsplit
 
 from infra.files import read_secret
 from infra.http_client import post_json
-from infra.machine import GATEWAY_URL
+from infra.listening import is_unspecified
+from infra.machine import GATEWAY_URL, machine_name
 from operators.io.episode_keys import ADDRESS_FILE, SECRET_FILE, SERVING_LOG, EpisodeKeys
 from pipelines.config import Config, load_config
 from pipelines.inspect.run_files import CONFIG_FILE, STATE_FILE
@@ -98,6 +100,24 @@ def deployed_access(file: Path, holder: str) -> GatewayAccess:
         raise GatewayError(f"{GATEWAY_URL} is not set: use --config in a container of the gateway, elsewhere --run")
     config = load_config(file)
     return GatewayAccess(url, _key_of(config, config.run_folder, holder))
+
+
+def url_here(url: str) -> str:
+    """The `url` of a gateway with a host to which this machine can connect: it may listen at all addresses."""
+    return _with_host(url, "[::1]" if "[" in url else "127.0.0.1")
+
+
+def url_elsewhere(url: str) -> str:
+    """The `url` of a gateway of this machine for other machines: of all its addresses, its name."""
+    return _with_host(url, machine_name())
+
+
+def _with_host(url: str, host: str) -> str:
+    """Return `url` with `host` in place of an address that stands for all of a machine."""
+    parts = urlsplit(url)
+    if parts.hostname is None or not is_unspecified(parts.hostname):
+        return url
+    return urlunsplit(parts._replace(netloc=f"{host}:{parts.port}"))
 
 
 def _key_of(config: Config, folder: Path, holder: str) -> str:

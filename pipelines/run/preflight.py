@@ -219,10 +219,10 @@ def gateway_host_problems(config: Config) -> Iterator[str]:
     gateway, agents = config.gateway, config.agents
     if gateway is None or agents is None or not agents.runs_here or GATEWAY_URL in os.environ:
         return
-    if is_unspecified(gateway.host):
+    if is_unspecified(gateway.host) and not gateway.advertise:
         yield (
-            f"gateway.host is {gateway.host}, to which no agent of this run can connect: set the host name in "
-            f"{gateway.certificate_file}"
+            f"gateway.host is {gateway.host}, to which no agent of this run can connect: set gateway.advertise to the "
+            f"host name in {gateway.certificate_file}"
         )
 
 

@@ -78,6 +78,10 @@ class Tier:
     def start(self, relay: int) -> None:
         self.relays[relay] = self._submit("relay", relay)
 
+    def starts(self, relay: int) -> int:
+        """How often the role has been started."""
+        return self.relays[relay].output().count(" of laminar.")
+
     def kill(self, relay: int) -> None:
         self.relays.pop(relay).clean_up()
         del self.statuses[relay]
@@ -85,6 +89,12 @@ class Tier:
     def lose_store(self, relay: int) -> None:
         """The machine of `relay` loses its shared memory."""
         shutil.rmtree(self._roots[relay])
+
+    def lose_files(self, relay: int) -> None:
+        """All versions on the machine of `relay` vanish under it; returns once it says so."""
+        for file in self._roots[relay].glob("1.*"):
+            file.unlink()
+        self.until(lambda: not self.statuses[relay].versions, f"relay {relay} without versions")
 
     def batch(self) -> None:
         for part in make_batch(self._batches, number=self._batches):
@@ -205,6 +215,15 @@ def test_relays_deliver_weights_despite_kills(tier: Tier) -> None:
     tier.until_all_have(1)
     assert tier.until_chain() == [master, last, middle]
 
+    # It loses its versions, then the whole folder, while it runs.
+    tier.lose_files(middle)
+    tier.until_all_have(1)
+    tier.lose_store(middle)
+    tier.until(lambda: tier.starts(middle) == 4, "another start of the relay")
+    del tier.statuses[middle]
+    tier.until_all_have(1)
+    assert tier.until_chain() == [master, last, middle]
+
     # Kill the master during a broadcast: another becomes master, and the trainer sends it the rest.
     kill_during_broadcast(tier, master, number=2, successor=last, again=4 * CHUNK)
     new_master, other = tier.until_chain()  # the one with the whole version, or the first in the chain
@@ -216,7 +235,6 @@ def test_relays_deliver_weights_despite_kills(tier: Tier) -> None:
     tier.until_all_have(3)
     assert tier.until_chain() == [other]
 
-    starts = {relay: command.output().count(" of laminar.") for relay, command in tier.relays.items()}
-    assert starts == {other: 3 if other == middle else 1}  # it was killed twice
+    assert {relay: tier.starts(relay) for relay in tier.relays} == {other: 4 if other == middle else 1}
     assert [command.output().count(" of laminar.") for command in (tier.placement, tier.trainer)] == [1, 1]
     assert not any("Traceback" in command.output() for command in tier.commands)

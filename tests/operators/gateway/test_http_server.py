@@ -325,6 +325,13 @@ def test_missing_certificate_is_named() -> None:
         server_context(GatewayConfig(certificate_file="none.pem", key_file="none.key"))
 
 
+@pytest.mark.parametrize("name", ["gateway.example:8443", "https://gateway.example", "a/b", "0.0.0.0", "::", "a b"])
+def test_gateway_advertises_a_host_without_a_port(name: str) -> None:
+    with pytest.raises(ValueError, match="advertise must be a host name or address, without a port, not"):
+        GatewayConfig(advertise=name)
+    assert GatewayConfig(advertise="2001:db8::1").advertise == "2001:db8::1"
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "gateway.example"])
 def test_gateway_beyond_loopback_requires_tls(host: str) -> None:
     with pytest.raises(ValueError, match="set certificate_file and key_file"):

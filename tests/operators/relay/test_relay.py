@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from waiting import until
 
 from infra.files import create_secret
 from infra.kafka.properties import ClientProperties
+from infra.store.errors import StoreError
 from infra.store.incoming_version import Seal
 from infra.store.sealed_objects import sealed_versions
 from infra.store.weight_store import WeightStore
@@ -353,6 +355,34 @@ def test_relay_keeps_needed_versions_before_those_of_replicas(store: WeightStore
     assert store.live_versions() == [version(1)]
     assert store.evict(keep=2) == [version(0)]
     relay.fold.close()
+
+
+def test_relay_awaits_lost_versions_again(relay: Relay, store: WeightStore) -> None:
+    """Files that vanish without being evicted, as from a cleared shared memory."""
+    manifests = [manifest("1.0"), add(store, "1.1"), add(store, "1.2")]
+    assert relay.held(*manifests) == ("1.2", "1.1")
+    for file in store.root.glob("1.*"):
+        file.unlink()
+    assert relay.held() == ()
+    assert relay.checkpoint()[0] == 1  # a restart reads the manifests of both
+    add(store, "1.2")
+    assert relay.held() == ("1.2",)
+    assert relay.held(add(store, "1.3"), add(store, "1.4")) == ("1.4", "1.3")
+    assert relay.checkpoint()[0] == 3  # 1.1 and 1.2 would be evicted on arrival
+
+
+def test_relay_ends_if_its_store_was_removed(relay: Relay, store: WeightStore) -> None:
+    """Otherwise its threads would try again for ever in a folder that nobody creates."""
+    relay.receive(add(store, "1.1"))
+    shutil.rmtree(store.root)
+    with pytest.raises(StoreError, match="was removed"):
+        relay.receive()
+    again = Relay(store.root, relay.checkpoint()[1], next_offset=relay.checkpoint()[0], keep_versions=2)
+    assert again.held(manifest("1.1")) == ()
+    with WeightStore(store.root) as restored:
+        add(restored, "1.1")
+    assert again.held() == ("1.1",)
+    again.fold.close()
 
 
 def test_relay_dead_letters_an_unfetchable_manifest_once(relay: Relay, store: WeightStore) -> None:

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from infra.machine import machine_name
 from operators.io.episode_keys import WORKERS
 from pipelines.cli.agents import KEY_VARIABLE, _served_text
 from pipelines.inspect.run_folders import laminar_command
 from pipelines.run.agents_elsewhere import RemoteAgents
-from pipelines.run.gateway_access import GatewayAccess, GatewayError, deployed_access
+from pipelines.run.gateway_access import GatewayAccess, GatewayError, deployed_access, url_elsewhere
 
 WRITE = "import json, os; report = lambda **of: open(os.environ['LAMINAR_REPORT'], 'w').write(json.dumps(of)); "
 
@@ -245,6 +246,12 @@ def test_an_address_that_is_none_is_rejected(url: str) -> None:
 def test_agents_serve_refuses_a_configuration_not_deployed(tmp_path: Path) -> None:
     with pytest.raises(GatewayError, match="LAMINAR_GATEWAY_URL is not set: use --config in a container of the gat"):
         deployed_access(tmp_path / "run.toml", WORKERS)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "gpu1.example"])
+def test_agents_serve_prints_an_address_for_other_machines(host: str) -> None:
+    name = host if host == "gpu1.example" else machine_name()
+    assert url_elsewhere(f"https://{host}:8443/v1") == f"https://{name}:8443/v1"
 
 
 def test_agents_serve_prints_a_command_that_works_here() -> None:

@@ -336,10 +336,15 @@ def test_agents_of_a_run_need_a_host_to_connect_to(
     files = {"certificate_file": "gateway.pem", "key_file": "gateway.pem"}
     prompts = {"task": "gcd", "environment": "agent"}
     config = config_of(gateway={"host": host, **files}, prompts=prompts, agents=agents)
-    expected = f"gateway.host is {host}, to which no agent of this run can connect: set the host name in gateway.pem"
+    expected = (
+        f"gateway.host is {host}, to which no agent of this run can connect: set gateway.advertise to the host name in "
+        "gateway.pem"
+    )
     assert (expected in problems_of(config)) == refused
     assert (expected in role_problems(config, Role("agents"))) == refused
     assert expected not in role_problems(config, Role("gateway")), "agents of another machine may have its address"
+    named = config_of(gateway={"host": host, "advertise": "here.example", **files}, prompts=prompts, agents=agents)
+    assert not any("no agent of this run" in problem for problem in problems_of(named))
 
 
 @pytest.mark.parametrize("key", ["relay", "gateway"])
