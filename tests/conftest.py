@@ -90,7 +90,9 @@ def own_logging() -> Iterator[None]:
     """Commands that a test calls in its own process configure the logging of the process: only until the test ends."""
     loggers = [logging.getLogger(name) for name in (None, "kafka", "apache_beam")]
     levels, handlers = [logger.level for logger in loggers], list(loggers[0].handlers)
+    disabled = loggers[0].manager.disable
     yield
+    logging.disable(disabled)
     for logger, level in zip(loggers, levels, strict=True):
         logger.setLevel(level)
     loggers[0].handlers[:] = handlers
