@@ -110,4 +110,6 @@ def test_process_has_a_low_priority_and_few_threads(monkeypatch: pytest.MonkeyPa
 
 
 def test_process_is_the_first_to_be_killed_without_memory(served: Served) -> None:
+    served.send(id="l", list=True)
+    served.event()  # it has started
     assert Path(f"/proc/{served.pid}/oom_score_adj").read_text() == "1000\n"

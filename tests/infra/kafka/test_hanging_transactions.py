@@ -21,17 +21,21 @@ from infra.kafka.hanging_transactions import end_hanging_transactions
 from infra.kafka.open_transactions import open_transactions, write_marker
 from infra.kafka.session import Session, SessionLost
 
-TOPICS = ("committed", "aborted", "committed-restarted", "aborted-restarted", "under-way", "loading")
-
 
 @pytest.fixture(scope="module")
 def credulous(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A broker that takes a producer's word for what is in a transaction, so that one can be made that hangs."""
     said = {"transaction.partition.verification.enable": "false"}
     with start_broker(BrokerConfig(tmp_path_factory.mktemp("kafka"), overrides=said)) as broker:
-        with admin_client(broker.client()) as admin:
-            create_topics(admin, [TopicSpec(name, 2) for name in TOPICS])
         yield broker
+
+
+@pytest.fixture
+def topic(credulous: Broker, run_id: str) -> str:
+    """A topic of its own for each test, of two partitions."""
+    with admin_client(credulous.client()) as admin:
+        create_topics(admin, [TopicSpec(run_id, 2)])
+    return run_id
 
 
 def hang(broker: Broker, topic: str, committed: bool) -> None:
@@ -79,8 +83,9 @@ def write(broker: Broker, topic: str) -> None:
 
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("committed", [False, True])
-def test_hanging_transactions_end_with_their_outcome(committed: bool, restarted: bool, credulous: Broker) -> None:
-    topic = f"{'committed' if committed else 'aborted'}{'-restarted' if restarted else ''}"
+def test_hanging_transactions_end_with_their_outcome(
+    committed: bool, restarted: bool, credulous: Broker, topic: str
+) -> None:
     hang(credulous, topic, committed)
     if restarted:
         start_again(credulous, topic)
@@ -92,42 +97,44 @@ def test_hanging_transactions_end_with_their_outcome(committed: bool, restarted:
     assert end_hanging_transactions(credulous.client()) == []
 
 
-def test_end_hanging_transactions_keeps_ongoing_ones(credulous: Broker) -> None:
+def test_end_hanging_transactions_keeps_ongoing_ones(credulous: Broker, topic: str) -> None:
     with KafkaProducer(**credulous.client().producer(transactional_id="under way")) as producer:
         producer.init_transactions()
         producer.begin_transaction()
-        producer.send("under-way", b"in it", partition=0).get(10)
+        producer.send(topic, b"in it", partition=0).get(10)
         assert end_hanging_transactions(credulous.client()) == []
         producer.commit_transaction()
-    assert seen(credulous, "under-way") == [b"in it"]
+    assert seen(credulous, topic) == [b"in it"]
 
 
 def test_hanging_transactions_of_a_loading_coordinator_are_kept(
-    credulous: Broker, monkeypatch: pytest.MonkeyPatch
+    credulous: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A coordinator that loads its state knows no transaction, and its producer is about to commit."""
     with KafkaProducer(**credulous.client().producer(transactional_id="loading")) as producer:
         producer.init_transactions()
         producer.begin_transaction()
-        producer.send("loading", b"in it", partition=0).get(10)
+        producer.send(topic, b"in it", partition=0).get(10)
         monkeypatch.setattr(open_transactions_module, "coordinators_view", lambda admin: {})
         monkeypatch.setattr(hanging, "coordinators_view", lambda admin: {})
         assert end_hanging_transactions(credulous.client()) == []
         producer.commit_transaction()
     monkeypatch.undo()
-    assert seen(credulous, "loading") == [b"in it"]
+    assert seen(credulous, topic) == [b"in it"]
 
 
-def test_broker_restart_ends_hanging_transactions(credulous: Broker) -> None:
-    hang(credulous, "committed", True)
+def test_broker_restart_ends_hanging_transactions(credulous: Broker, topic: str) -> None:
+    hang(credulous, topic, True)
     credulous.stop()
     told: list[str] = []
     credulous.start(told.append)
-    assert told[-1] == "ended hanging transactions in committed-0"
+    assert told[-1] == f"ended hanging transactions in {topic}-0"
 
 
-def test_end_hanging_transactions_retries_after_a_move(credulous: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    hang(credulous, "committed", True)
+def test_end_hanging_transactions_retries_after_a_move(
+    credulous: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hang(credulous, topic, True)
     errors = [NotLeaderForPartitionError("moved"), TransactionCoordinatorFencedError("ended by itself")]
     tell = hanging.write_marker
 
@@ -137,25 +144,28 @@ def test_end_hanging_transactions_retries_after_a_move(credulous: Broker, monkey
         tell(admin, transaction)
 
     monkeypatch.setattr(hanging, "write_marker", told)
-    assert end_hanging_transactions(credulous.client(), sleep=lambda seconds: None) == ["committed-0"]
+    assert end_hanging_transactions(credulous.client(), sleep=lambda seconds: None) == [f"{topic}-0"]
     assert not errors
 
 
-def test_open_transactions_distinguishes_hanging_ones(credulous: Broker) -> None:
-    hang(credulous, "aborted", False)
+def test_open_transactions_distinguishes_hanging_ones(credulous: Broker, topic: str) -> None:
+    hang(credulous, topic, False)
+    other = f"{topic}-other"
+    with admin_client(credulous.client()) as admin:
+        create_topics(admin, [TopicSpec(other, 1)])
     with KafkaProducer(**credulous.client().producer(transactional_id="at work")) as producer:
         producer.init_transactions()
         producer.begin_transaction()
-        producer.send("under-way", b"in it", partition=1).get(10)
+        producer.send(other, b"in it", partition=0).get(10)
         with admin_client(credulous.client()) as admin:
-            found = open_transactions(admin, ["aborted", "under-way"])
+            found = open_transactions(admin, [topic, other])
             assert [(each.topic, each.partition, each.hangs) for each in found] == [
-                ("aborted", 0, True),
-                ("under-way", 1, False),
+                (topic, 0, True),
+                (other, 0, False),
             ]
             assert found[1].transactional_id == "at work"
             write_marker(admin, found[0])
-            assert [each.topic for each in open_transactions(admin, ["aborted", "under-way"])] == ["under-way"]
+            assert [each.topic for each in open_transactions(admin, [topic, other])] == [other]
         producer.abort_transaction()
 
 

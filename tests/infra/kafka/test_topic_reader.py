@@ -99,7 +99,11 @@ def test_read_topic_reads_only_given_partitions(client: ClientProperties, topic:
         list(read_topic(client, f"{topic}-not"))
 
 
-def test_read_topic_follows_new_records(client: ClientProperties, broker: Broker, topic: str) -> None:
+def test_read_topic_follows_new_records(client: ClientProperties, broker: Broker, run_id: str) -> None:
+    topic = METRICS.name(run_id)
+    with admin_client(client) as admin:
+        create_topics(admin, [TopicSpec(topic, 3)])
+
     def write(step: int) -> None:
         value, headers = encode(Metric("train", step, {}, 1))
         producer.send(topic, value, headers=list(headers), partition=2).get(timeout=10)

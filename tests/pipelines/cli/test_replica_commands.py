@@ -84,14 +84,20 @@ def stage(replica: int, incarnation: int = 3, **changes: Any) -> StageStatus:
     return StageStatus(**{**place, **fields, "failed": "", "error": "", "lost": (), "sent_at": 4000, **changes})
 
 
+def make_topics(client: ClientProperties, run: str) -> None:
+    partitions = {REPLICAS: 1, INBOX: 4, PLANS: 1, RESTORE: 1}
+    with admin_client(client) as admin:
+        create_topics(admin, [TopicSpec(topic.name(run), count) for topic, count in partitions.items()])
+
+
 @pytest.fixture(scope="module")
 def filled(broker: Broker) -> ClientProperties:
     """A run with three replicas, and one plan with one known and one open outcome: one replica leads a stage group, one
     has stopped, and one has no weights."""
     client = ClientProperties.at(broker.bootstrap_servers)
-    with admin_client(client) as admin:
-        create_topics(admin, [TopicSpec(REPLICAS.name(RUN), 1), TopicSpec(INBOX.name(RUN), 4)])
-        create_topics(admin, [TopicSpec(PLANS.name(RUN), 1), TopicSpec(RESTORE.name(RUN), 1)])
+    make_topics(client, RUN)
+    group = group_name(RUN, "placement")
+    write_as_role(client, RUN, RESTORE, [CommitNote(group, Note().encode(), 0)], key=group.encode())
     heartbeats = [
         status(0, 1000, 50, incarnation=2),
         status(0, 2000, 10),
@@ -133,15 +139,18 @@ def test_replicas_shows_current_state(laminar: Laminar) -> None:
     assert "here, pid 77" in out
 
 
-def test_drain_is_refused_before_placement_has_started(laminar: Laminar, filled: ClientProperties) -> None:
-    code, _, err = laminar("replicas", "drain", "0")
-    assert (code, "placement of run replica-commands has not started yet" in err) == (1, True)
-    assert not list(read_topic(filled, INBOX.name(RUN)))
+def test_drain_is_refused_before_placement_has_started(broker: Broker, run_id: str, command: Laminar) -> None:
+    client = ClientProperties.at(broker.bootstrap_servers)
+    make_topics(client, run_id)
+    value, headers = encode(status(0, 1000))
+    with BoundedProducer(client) as producer:
+        producer.send(REPLICAS.name(run_id), value, key=b"k", headers=headers)
+    code, _, err = command("replicas", "drain", "0", "--run", run_id, "-b", broker.bootstrap_servers)
+    assert (code, f"placement of run {run_id} has not started yet" in " ".join(err.split())) == (1, True)
+    assert not list(read_topic(client, INBOX.name(run_id)))
 
 
 def test_drain_is_sent_to_current_incarnation(laminar: Laminar, filled: ClientProperties) -> None:
-    group = group_name(RUN, "placement")
-    write_as_role(filled, RUN, RESTORE, [CommitNote(group, Note().encode(), 0)], key=group.encode())
     code, out, _ = laminar("replicas", "drain", "0", "--json")
     assert (code, json.loads(out)["drained"]) == (0, False)
     (record,) = read_topic(filled, INBOX.name(RUN))

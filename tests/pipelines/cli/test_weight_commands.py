@@ -43,17 +43,22 @@ from schemas.codec import encode
 from schemas.records import CommitNote, PolicyVersion, RelayChain, RelayLink, RelayStatus, WeightVersion
 from schemas.topics import RELAY, RELAY_CHAIN, REPLICAS, RESTORE, group_name
 
-RUN = f"weight-commands-{os.getpid()}"
 Laminar = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture(scope="module")
-def client(broker: Broker) -> ClientProperties:
+@pytest.fixture
+def run(run_id: str) -> str:
+    """The run of a test: no other on this machine has its name, nor its weight store."""
+    return f"{run_id}-{os.getpid()}"
+
+
+@pytest.fixture
+def client(broker: Broker, run: str) -> ClientProperties:
     """Of a run whose trainer has started."""
     client = ClientProperties.at(broker.bootstrap_servers)
-    make_topics(client, RUN)
-    group = group_name(RUN, "trainer")
-    write_as_role(client, RUN, RESTORE, [CommitNote(group, Note().encode(), 0)], key=group.encode())
+    make_topics(client, run)
+    group = group_name(run, "trainer")
+    write_as_role(client, run, RESTORE, [CommitNote(group, Note().encode(), 0)], key=group.encode())
     return client
 
 
@@ -63,14 +68,14 @@ def make_topics(client: ClientProperties, run: str) -> None:
 
 
 @pytest.fixture
-def laminar(client: ClientProperties, command: Laminar) -> Laminar:
-    return lambda *words: command(*words, "--run", RUN, "-b", client.bootstrap_servers)
+def laminar(client: ClientProperties, run: str, command: Laminar) -> Laminar:
+    return lambda *words: command(*words, "--run", run, "-b", client.bootstrap_servers)
 
 
-@pytest.fixture(scope="module")
-def root() -> Iterator[Path]:
+@pytest.fixture
+def root(run: str) -> Iterator[Path]:
     """The weight store of this machine."""
-    root = default_root(RUN)
+    root = default_root(run)
     yield root
     remove_store(root, in_use=True)
 
@@ -93,12 +98,12 @@ def changed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def send(client: ClientProperties, *records: RelayChain | RelayStatus) -> None:
+def send(client: ClientProperties, run: str, *records: RelayChain | RelayStatus) -> None:
     with BoundedProducer(client) as producer:
         for record in records:
             value, headers = encode(record)
-            topic, key = (RELAY_CHAIN, RUN) if isinstance(record, RelayChain) else (REPLICAS, f"relay-{record.relay}")
-            producer.send(topic.name(RUN), value, key=key.encode(), headers=headers)
+            topic, key = (RELAY_CHAIN, run) if isinstance(record, RelayChain) else (REPLICAS, f"relay-{record.relay}")
+            producer.send(topic.name(run), value, key=key.encode(), headers=headers)
 
 
 def json_of(laminar: Laminar, *words: str) -> object:
@@ -148,18 +153,18 @@ def test_weights_publish_verify_diff_and_pull(
 
 
 def test_weights_are_pulled_from_a_copy_on_disk(
-    laminar: Laminar, root: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    laminar: Laminar, run: str, root: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the run's folder and a relay's copies are left, after the end of a run or a reboot."""
     monkeypatch.chdir(tmp_path)
     version = json_of(laminar, "weights", "publish", str(model))["version"]  # type: ignore[index]
-    parsed, copies = PolicyVersion.parse(version), tmp_path / "disk" / RUN / "relay-0"
+    parsed, copies = PolicyVersion.parse(version), tmp_path / "disk" / run / "relay-0"
     with WeightStore(root) as store, DiskTier(store, copies, 1) as tier:
         tier.keep(parsed)
         until(lambda: tier.copies.versions() == [parsed])
-    folder, gone = tmp_path / "runs" / RUN, tmp_path / "gone"
+    folder, gone = tmp_path / "runs" / run, tmp_path / "gone"
     folder.mkdir(parents=True)
-    settings = f"[run]\nname = '{RUN}'\n[model]\npath = '{model}'\n"
+    settings = f"[run]\nname = '{run}'\n[model]\npath = '{model}'\n"
     (folder / "config.toml").write_text(f"{settings}[relay]\nstore = '{gone}'\ndisk_folder = '{tmp_path}/disk'\n")
     listed = json_of(laminar, "weights", "list")
     assert {row["version"]: row["where"] for row in listed}[version][0] == "disk"  # type: ignore[attr-defined]
@@ -170,19 +175,19 @@ def test_weights_are_pulled_from_a_copy_on_disk(
 
 
 def test_weights_are_pulled_from_an_object_store(
-    laminar: Laminar, root: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    laminar: Laminar, run: str, root: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if this machine has nothing else of them; a damaged copy becomes no folder."""
     monkeypatch.chdir(tmp_path)
     version = json_of(laminar, "weights", "publish", str(model))["version"]  # type: ignore[index]
-    folder = tmp_path / "runs" / RUN
+    folder = tmp_path / "runs" / run
     folder.mkdir(parents=True)
     with object_store() as server, WeightStore(root) as store:
         uri = server.bucket("pulled-weights")
-        objects = open_storage(uri) / RUN
+        objects = open_storage(uri) / run
         with ObjectTier(store, objects, 1, 0.0) as tier:
             tier.copy(PolicyVersion.parse(version))
-        settings = f"[run]\nname = '{RUN}'\n[model]\npath = '{model}'\n"
+        settings = f"[run]\nname = '{run}'\n[model]\npath = '{model}'\n"
         (folder / "config.toml").write_text(f"{settings}[relay]\nstore = '{tmp_path}/gone'\nobject_store = '{uri}'\n")
         listed = json_of(laminar, "weights", "list")
         assert {row["version"]: row["where"] for row in listed}[version][0] == "object store"  # type: ignore[attr-defined]
@@ -213,9 +218,8 @@ def corrupt(root: Path, version: PolicyVersion) -> None:
         file.write(bytes([last ^ 1]))
 
 
-def test_weights_publish_rejects_other_models(laminar: Laminar, model: Path, tmp_path: Path) -> None:
-    if "no weights" in laminar("weights", "list")[1]:
-        laminar("weights", "publish", str(model))
+def test_weights_publish_rejects_other_models(laminar: Laminar, root: Path, model: Path, tmp_path: Path) -> None:
+    laminar("weights", "publish", str(model))
     from safetensors.torch import save_file
 
     save_file({"w": torch.zeros(3)}, tmp_path / "model.safetensors")
@@ -226,9 +230,11 @@ def test_weights_publish_rejects_other_models(laminar: Laminar, model: Path, tmp
     assert "neither model.safetensors" in " ".join(laminar("weights", "publish", "/")[2].split())
 
 
-def test_weights_publish_is_refused_before_first_start(client: ClientProperties, command: Laminar, model: Path) -> None:
+def test_weights_publish_is_refused_before_first_start(
+    client: ClientProperties, command: Laminar, run_id: str, model: Path
+) -> None:
     """The trainer owns the topic `relay`: its first start would refuse one that holds a version."""
-    run = f"{RUN}-unstarted"
+    run = f"{run_id}-unstarted"
     make_topics(client, run)
     code, _, err = command("weights", "publish", str(model), "--run", run, "-b", client.bootstrap_servers)
     assert (code, f"trainer of run {run} has not started yet; publish the weights once" in plain(err)) == (1, True)
@@ -237,6 +243,7 @@ def test_weights_publish_is_refused_before_first_start(client: ClientProperties,
 
 def test_weights_pull_downloads_from_relay(
     laminar: Laminar,
+    run: str,
     client: ClientProperties,
     root: Path,
     model: Path,
@@ -249,14 +256,14 @@ def test_weights_pull_downloads_from_relay(
     empty = tmp_path / "empty"
     words = ("weights", "pull", version, str(tmp_path / "out"), "--model", str(model), "--store", str(empty))
     assert "has no relays" in " ".join(laminar(*words)[2].split())
-    secret = tmp_path / "runs" / RUN / "relay.secret"
+    secret = tmp_path / "runs" / run / "relay.secret"
     create_secret(secret)
     with WeightStore(root) as store:
-        node = RelayNode(store, RUN, 0, Endpoint(token=read_secret(secret)))
+        node = RelayNode(store, run, 0, Endpoint(token=read_secret(secret)))
         try:
-            send(client, RelayChain(1, (RelayLink(0, node.address, "elsewhere", "/"),), (), "chain", 0))
+            send(client, run, RelayChain(1, (RelayLink(0, node.address, "elsewhere", "/"),), (), "chain", 0))
             assert "relays need a token of at least 16" in " ".join(laminar(*words)[2].split())  # it has no config.toml
-            (secret.parent / "config.toml").write_text(f"[run]\nname = '{RUN}'\n")
+            (secret.parent / "config.toml").write_text(f"[run]\nname = '{run}'\n")
             assert json_of(laminar, *words)["from"] == "1 relays"  # type: ignore[index]
         finally:
             node.close()
@@ -267,18 +274,18 @@ def test_weights_pull_downloads_from_relay(
 
 
 def test_weights_pull_writes_adapters_of_a_checkpoint(
-    laminar: Laminar, root: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    laminar: Laminar, run: str, root: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("peft", reason="the extra `lora` is not installed")
     monkeypatch.chdir(tmp_path)
     published = json_of(laminar, "weights", "publish", str(model))
     assert published["store"] == str(root)  # type: ignore[index]
     version = published["version"]  # type: ignore[index]
-    folder, out = tmp_path / "runs" / RUN, tmp_path / "adapters"
+    folder, out = tmp_path / "runs" / run, tmp_path / "adapters"
     words = ("weights", "pull", version, str(out), "--adapter")
     assert "--adapter needs the folder of the run" in plain(laminar(*words)[2])
     folder.mkdir(parents=True)
-    settings = f"[run]\nname = '{RUN}'\n[model]\npath = '{model}'\n"
+    settings = f"[run]\nname = '{run}'\n[model]\npath = '{model}'\n"
     (folder / "config.toml").write_text(settings)
     assert "trainer.learner.lora.rank is 0" in plain(laminar(*words)[2])
     (folder / "config.toml").write_text(f"{settings}[trainer.learner.lora]\nrank = 4\n")
@@ -300,11 +307,12 @@ def plain(text: str) -> str:
     return " ".join(text.replace("│", " ").split())
 
 
-def test_relays_are_listed_in_chain_order(laminar: Laminar, client: ClientProperties) -> None:
+def test_relays_are_listed_in_chain_order(laminar: Laminar, client: ClientProperties, run: str) -> None:
     links = tuple(RelayLink(relay, f"h{relay}:1", f"h{relay}", "/") for relay in (2, 0, 1))
     heartbeat = {"bytes": 10, "host": "h", "pid": 1, "sent_at": 0}
     send(
         client,
+        run,
         RelayStatus(0, ("1.1",), **heartbeat, arriving=PolicyVersion(1, 2), arrived_bytes=1, arriving_bytes=4),
         RelayStatus(1, (), **heartbeat, received_per_s=2e6),
         RelayStatus(2, ("1.2", "1.1"), **heartbeat, sent_per_s=3e6, unreachable=("h8:1",)),
