@@ -156,8 +156,32 @@ def submitted(
             remove_store(default_root(run), in_use=True)
 
 
-def test_pipelines_listen_on_loopback_only(submitted: Submitted, runner: RunnerName) -> None:
-    """Runs first: checks the pipelines, their children, the secure broker, Prism, and Flink with its job servers."""
+def test_submitted_pipelines_run_until_they_are_stopped(
+    submitted: Submitted, runner: RunnerName, command_server: CommandServer, tmp_path: Path
+) -> None:
+    check_that_all_listen_on_loopback_only(submitted, runner)
+    check_that_commands_find_the_pipelines(submitted, Shell(command_server, tmp_path / "here", tmp_path))
+    for pipeline in PIPELINES:
+        assert submitted.rows(*WRITES[pipeline]), pipeline
+    *most, last = PIPELINES
+    for pipeline in most:
+        submitted.commands[pipeline].signal(signal.SIGTERM)
+        check_that_it_ended(submitted, pipeline)
+    stop = Command(command_server, tmp_path, "runs", "stop", "--run", str(submitted.config.run_folder))
+    assert (stop.wait(), "stopped" in stop.output()) == (0, True)
+    assert "the audit passed" in stop.output()  # as at the end of `laminar run`
+    check_that_it_ended(submitted, last)
+    assert json.loads((submitted.config.run_folder / AUDIT_FILE).read_text())["trained"] == STEPS * 16
+    found = read_run(submitted.config.run_folder)
+    assert (found.status, {role["status"] for role in found.state["roles"].values()}) == ("ended", {"ended"})
+    audited = audit(submitted.config.kafka.client(), submitted.config.run.name)
+    assert audited.passed
+    assert audited.trained == STEPS * 16
+    assert audited.evaluated == 32  # eight questions, greedy and sampled, of the first and the last version
+
+
+def check_that_all_listen_on_loopback_only(submitted: Submitted, runner: RunnerName) -> None:
+    """The pipelines, their children, the secure broker, Prism, and Flink with its job servers."""
     processes = [process for command in submitted.commands.values() for process in command.processes()]
     sockets = listening_sockets(processes)
     assert sockets
@@ -168,11 +192,9 @@ def test_pipelines_listen_on_loopback_only(submitted: Submitted, runner: RunnerN
     assert not exposed_addresses(others)
 
 
-def test_commands_find_pipelines_in_the_foreground(
-    submitted: Submitted, command_server: CommandServer, tmp_path: Path
-) -> None:
+def check_that_commands_find_the_pipelines(submitted: Submitted, shell: Shell) -> None:
     """The run, its Kafka and its processes, by its folder."""
-    shell, place = Shell(command_server, tmp_path / "here", tmp_path), ("--run", str(submitted.config.run_folder))
+    place = ("--run", str(submitted.config.run_folder))
     status = shell("runs", "status", *place, "--json").json
     assert (status["status"], status["optimizer_steps"], status["kafka"]) == ("running", STEPS, None)
     pids = {name: role["pid"] for name, role in status["roles"].items() if role["status"] == "up"}
@@ -187,36 +209,13 @@ def test_commands_find_pipelines_in_the_foreground(
     assert "no role of run" in shell("runs", "resume", *place).text
 
 
-@pytest.mark.parametrize("pipeline", PIPELINES)
-def test_submitted_pipeline_runs_until_it_is_stopped(
-    pipeline: str, submitted: Submitted, command_server: CommandServer, tmp_path: Path
-) -> None:
-    assert submitted.rows(*WRITES[pipeline])
+def check_that_it_ended(submitted: Submitted, pipeline: str) -> None:
     command = submitted.commands[pipeline]
-    if pipeline == PIPELINES[-1]:  # all that are left
-        stop = Command(command_server, tmp_path, "runs", "stop", "--run", str(submitted.config.run_folder))
-        assert (stop.wait(), "stopped" in stop.output()) == (0, True)
-        assert "the audit passed" in stop.output()  # as at the end of `laminar run`
-        assert json.loads((submitted.config.run_folder / AUDIT_FILE).read_text())["trained"] == STEPS * 16
-    else:
-        command.signal(signal.SIGTERM)
     assert command.wait(15) == 0, command.output()
     assert f"start 1 of {group_name(submitted.config.run.name, pipeline)}" in command.output()
     assert "start 2 of" not in command.output()
     assert "Traceback" not in command.output()
     assert not command.processes()
-
-
-def test_submitted_pipelines_have_ended(submitted: Submitted) -> None:
-    found = read_run(submitted.config.run_folder)
-    assert (found.status, {role["status"] for role in found.state["roles"].values()}) == ("ended", {"ended"})
-
-
-def test_submitted_pipelines_pass_the_audit(submitted: Submitted) -> None:
-    found = audit(submitted.config.kafka.client(), submitted.config.run.name)
-    assert found.passed
-    assert found.trained == STEPS * 16
-    assert found.evaluated == 32  # eight questions, greedy and sampled, of the first and the last version
 
 
 @pytest.mark.parametrize(
