@@ -152,7 +152,7 @@ class ShardSource:
             try:
                 rows = self._rows(raw, short_name)
             except UndecodableRecord as error:
-                rejected.append(self._dead_letter(raw, f"read {short_name}", str(error)))
+                rejected.append(self._dead_letter(raw, short_name, str(error)))
                 continue
             received.extend([ReceivedRecord(short_name, raw.partition, raw.offset, row, raw.timestamp) for row in rows])
         return tuple(received), tuple(rejected)
@@ -258,12 +258,13 @@ class ShardSource:
             raise UndecodableRecord(f"a {kind.__name__} does not belong on {short_name}")
         return rows
 
-    def _dead_letter(self, raw: Any, step: str, reason: str) -> DeadLetter:
+    def _dead_letter(self, raw: Any, short_name: str, reason: str) -> DeadLetter:
         payload = raw.value or b""
         if len(payload) > MAX_PAYLOAD_BYTES:
             reason = f"{reason} (payload truncated from {len(payload)} to {MAX_PAYLOAD_BYTES} bytes)"
             payload = payload[:MAX_PAYLOAD_BYTES]
-        return DeadLetter(step, reason, raw.topic, raw.partition, raw.offset, payload, self._wall_ms())
+        place = short_name, raw.partition, raw.offset
+        return DeadLetter(f"read {short_name}", reason, *place, payload, self._wall_ms())
 
 
 _SOURCES: dict[str, ShardSource] = {}

@@ -19,7 +19,7 @@ from pipelines.cli.repair import ExecuteOption
 from pipelines.present.output import Report, RowOutput, utc
 from schemas.block_codec import decode_as_blocks
 from schemas.records import DeadLetter
-from schemas.topics import DEAD_LETTERS
+from schemas.topics import CATALOGUE, DEAD_LETTERS
 
 app = Commands(no_args_is_help=True)
 
@@ -74,7 +74,7 @@ def replay(
     """
     connection = address.connect() if execute else address.open_log()
     found = [
-        (letter, _original(connection.client, letter))
+        (letter, _original(connection.client, _topic_of(letter, connection.run), letter))
         for _, letter in _letters(connection.client, connection.run, where)
     ]
     if execute:
@@ -82,7 +82,7 @@ def replay(
             for letter, original in found:
                 if original is not None and original.rows[0] is not None:
                     producer.send(
-                        letter.topic,
+                        original.topic,
                         original.rows[0],
                         key=original.key,
                         headers=original.headers,
@@ -125,15 +125,20 @@ def _letters(client: ClientProperties, run: str, where: str) -> Iterator[tuple[S
             yield record, record.rows[0].records()[0]
 
 
-def _original(client: ClientProperties, letter: DeadLetter) -> StoredRecord | None:
-    """Return the original record of `letter`, its value as its only row; None if the topic no longer has it."""
+def _topic_of(letter: DeadLetter, run: str) -> str:
+    """Return the full name of the topic of `letter`."""
+    return CATALOGUE[letter.topic].name(run) if letter.topic in CATALOGUE else letter.topic
+
+
+def _original(client: ClientProperties, topic: str, letter: DeadLetter) -> StoredRecord | None:
+    """Return the original record of `letter`, its value as its only row; None if `topic` does not have it any more."""
     try:
-        offsets = partition_ranges(client, letter.topic).get(letter.partition)
+        offsets = partition_ranges(client, topic).get(letter.partition)
     except UnknownTopic:
         return None
     if offsets is None or not offsets.beginning <= letter.offset < offsets.end:
         return None
-    place = letter.topic, letter.partition, letter.offset
+    place = topic, letter.partition, letter.offset
     return next(read_partition(client, *place, letter.offset + 1, raw_decoder), None)
 
 

@@ -57,6 +57,7 @@ class DeadLetter:
     step: str
     reason: str
     topic: str
+    """The short name of its topic; of a row of prompts, the file. Up to 0.2.0 some had the topic's full name."""
     partition: int
     offset: int
     payload: bytes

@@ -106,7 +106,9 @@ def read_by_pipelines(garbage: dict[Where, bytes]) -> dict[Where, bytes]:
 
 def letters_by_place(client: ClientProperties, run: LaminarRun) -> dict[Where, DeadLetter]:
     rows = [row for record in read_topic(client, DEAD_LETTERS.name(run.name)) for row in record.rows]
-    return {(row.topic, row.partition, row.offset): row for row in rows if isinstance(row, DeadLetter)}
+    letters = [row for row in rows if isinstance(row, DeadLetter)]
+    topics = {short_name: topic.name(run.name) for short_name, topic in CATALOGUE.items()}
+    return {(topics.get(each.topic, each.topic), each.partition, each.offset): each for each in letters}
 
 
 @pytest.fixture(scope="module")

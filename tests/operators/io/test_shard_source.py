@@ -73,7 +73,7 @@ def test_source_makes_a_dead_letter_of_an_undecodable_record(changes: dict, reas
     received, (letter,) = ShardSource(CONFIG, wall_ms=lambda: 99).decode([raw(1), raw(2, **changes), raw(3)])
     assert [r.offset for r in received] == [1, 3]
     payload = changes.get("value", raw(2).value) or b""
-    assert letter == DeadLetter("read metrics", letter.reason, INPUT.topic, 0, 2, payload, 99)
+    assert letter == DeadLetter("read metrics", letter.reason, "metrics", 0, 2, payload, 99)
     assert reason in letter.reason
 
 
