@@ -116,16 +116,19 @@ def test_reset_reports_skipped_offsets(laminar: Laminar, session: SessionConfig)
     assert ["SKIPS" in row["action"] for row in rows] == [True, True]
 
 
-def test_reset_refuses_a_group_whose_note_is_gone(laminar: Laminar, client: ClientProperties) -> None:
-    group = group_name(RUN, "evaluation")
+def test_reset_refuses_a_group_whose_note_is_gone(client: ClientProperties, command: Laminar, run_id: str) -> None:
+    with admin_client(client) as admin:
+        create_topics(admin, [TopicSpec(SETTLED.name(run_id), 1), TopicSpec(RESTORE.name(run_id), 1)])
+    group = group_name(run_id, "evaluation")
     consumer = KafkaConsumer(bootstrap_servers=client.bootstrap_servers, group_id=group, enable_auto_commit=False)
-    consumer.commit({TopicPartition(SETTLED.name(RUN), 0): OffsetAndMetadata(2, "", -1)})
+    consumer.commit({TopicPartition(SETTLED.name(run_id), 0): OffsetAndMetadata(2, "", -1)})
     consumer.close()
     role = TransactionalProducer(**client.producer(transactional_id=group, transaction_timeout_ms=10_000))
     role.init_transactions()
-    code, _, err = laminar("topics", "reset", "evaluation", "settled", "--to", "beginning", "--execute")
+    words = ("topics", "reset", "evaluation", "settled", "--to", "beginning", "--execute")
+    code, _, err = command(*words, "--run", run_id, "-b", client.bootstrap_servers)
     assert (code, f"{group} has no note in" in err) == (1, True)
-    role.begin([TopicPartition(SETTLED.name(RUN), 0)])
+    role.begin([TopicPartition(SETTLED.name(run_id), 0)])
     role.commit_transaction()  # it is not fenced
     role.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 from collections.abc import Callable
@@ -30,11 +31,15 @@ Laminar = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def filled(broker: Broker) -> ClientProperties:
+    return fill(broker, RUN)
+
+
+def fill(broker: Broker, run: str) -> ClientProperties:
     """Twenty settled trajectories on two partitions, an undecodable record, and two dead letters: of that record and of
     a deleted one. Record n has the timestamp 1,700,000,000 + n seconds.
     """
     client = ClientProperties.at(broker.bootstrap_servers)
-    settled, letters = SETTLED.name(RUN), DEAD_LETTERS.name(RUN)
+    settled, letters = SETTLED.name(run), DEAD_LETTERS.name(run)
     with admin_client(client) as admin:
         unlimited = {"retention.ms": "-1"}  # the timestamps are older than the default retention
         create_topics(admin, [TopicSpec(settled, 2, config=unlimited), TopicSpec(letters, 1)])
@@ -55,9 +60,9 @@ def filled(broker: Broker) -> ClientProperties:
 
 @pytest.fixture
 def laminar(filled: ClientProperties, capfdbinary: pytest.CaptureFixture[bytes]) -> Laminar:
-    def call(*words: str, raw: bool = False) -> tuple[int, str, str]:
+    def call(*words: str, raw: bool = False, run: str = RUN) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
-            main([*words, "--run", RUN, "-b", filled.bootstrap_servers])
+            main([*words, "--run", run, "-b", filled.bootstrap_servers])
         printed = capfdbinary.readouterr()
         out = printed.out if raw else printed.out.decode()
         return int(ended.value.code or 0), out, printed.err.decode()  # type: ignore[return-value]
@@ -155,17 +160,18 @@ def test_tail_prints_kcat_formats(laminar: Laminar) -> None:
     assert laminar(*words, "--format", "%q")[0] == 2
 
 
-def test_dlq_replay_publishes_records_with_execute(laminar: Laminar, filled: ClientProperties) -> None:
-    assert len(json.loads(laminar("topics", "dlq", "list", "--json")[1])) == 2
-    assert json.loads(laminar("topics", "dlq", "list", "-w", "reason ~ 'other'", "--json")[1]) == []
-    code, out, _ = laminar("topics", "dlq", "replay")
+def test_dlq_replay_publishes_records_with_execute(laminar: Laminar, broker: Broker, run_id: str) -> None:
+    filled, dlq = fill(broker, run_id), functools.partial(laminar, "topics", "dlq", run=run_id)
+    assert len(json.loads(dlq("list", "--json")[1])) == 2
+    assert json.loads(dlq("list", "-w", "reason ~ 'other'", "--json")[1]) == []
+    code, out, _ = dlq("replay")
     assert code == 1  # one record is deleted
     assert "would be sent" in out
     assert "none: deleted by retention" in out
     assert "Use --execute" in out
-    name = SETTLED.name(RUN)
+    name = SETTLED.name(run_id)
     before = len(list(read_topic(filled, name)))
-    laminar("topics", "dlq", "replay", "--execute")
+    dlq("replay", "--execute")
     *_, last = read_topic(filled, name, partitions=[0])
     assert len(list(read_topic(filled, name))) == before + 1
     assert (last.offset, last.key, last.headers) == (11, b"odd", (("mine", b"1"),))

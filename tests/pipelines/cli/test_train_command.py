@@ -27,10 +27,10 @@ from schemas.codec import encode
 from schemas.records import Metric, PolicyVersion, TrimPoint
 from schemas.topics import BATCHES, TRIM_POINTS
 
-RUN = "replayed"
+RUN, TRIMMED = "replayed", "replayed-trimmed"
 CONFIG = """
 [run]
-name = "replayed"
+name = "{name}"
 [model]
 path = "{model}"
 [trainer]
@@ -43,28 +43,31 @@ Laminar = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def runs(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that has trained four of its five batches; the second batch is invalid.
+    return make_run(broker, RUN, tmp_path_factory.mktemp("runs"))
+
+
+def make_run(broker: Broker, name: str, folder: Path) -> Path:
+    """In `folder`, a run that has trained four of its five batches; the second batch is invalid.
 
     Between the batches are an undecodable record, a record of another class, a repeated batch, and one with a number
     far ahead; behind the last one is one that the buffer has not made.
     """
-    folder = tmp_path_factory.mktemp("runs")
-    run = folder / RUN
+    run = folder / name
     run.mkdir()
     model = save_tiny_model(folder / "model")
-    (run / "config.toml").write_text(CONFIG.format(model=model))
+    (run / "config.toml").write_text(CONFIG.format(name=name, model=model))
     parts = [part for number in range(5) for part in make_batch(seed=number, number=number, groups=2, parts=2)]
     parts[2] = with_floats(parts[2], "rewards", {0: float("nan")})
     invalid = [b"garbage", Metric("trainer", 1, {}, 0), parts[0], parts[1], replace(parts[0], batch=2**61)]
-    produce(broker, [*parts[:4], *invalid, *parts[4:], replace(parts[0], batch=9)])
+    produce(broker, name, [*parts[:4], *invalid, *parts[4:], replace(parts[0], batch=9)])
     trained = Replay(load_config(run / "config.toml").trainer, model)
     assert len(list(trained.train([(part, 0, offset) for offset, part in enumerate(parts)], 4))) == 4
     trained.save(run / "model")
     return folder
 
 
-def produce(broker: Broker, parts: list[Any]) -> None:
-    topic = BATCHES.name(RUN)
+def produce(broker: Broker, run: str, parts: list[Any]) -> None:
+    topic = BATCHES.name(run)
     with admin_client(ClientProperties.at(broker.bootstrap_servers)) as admin:
         create_topics(admin, [TopicSpec(topic, 1)])
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers)
@@ -165,9 +168,9 @@ def test_train_replay_rejects_invalid_arguments(laminar: Laminar, words: list[st
     assert message in " ".join(err.replace("│", " ").split())
 
 
-def test_train_replay_of_trimmed_log_begins_at_mark(laminar: Laminar, runs: Path, broker: Broker) -> None:
-    """This test must be the last of the file: the log stays trimmed."""
-    run, client = runs / RUN, ClientProperties.at(broker.bootstrap_servers)
+def test_train_replay_of_trimmed_log_begins_at_mark(broker: Broker, command: Laminar, tmp_path: Path) -> None:
+    runs = make_run(broker, TRIMMED, tmp_path)
+    run, client = runs / TRIMMED, ClientProperties.at(broker.bootstrap_servers)
     parts = [part for number in range(2) for part in make_batch(seed=number, number=number, groups=2, parts=2)]
     parts[2] = with_floats(parts[2], "rewards", {0: float("nan")})
     trained = Replay(load_config(run / "config.toml").trainer, runs / "model")
@@ -178,13 +181,14 @@ def test_train_replay_of_trimmed_log_begins_at_mark(laminar: Laminar, runs: Path
         1, PolicyVersion(1, 2), 1, "trim-points/1.2", (), (), (), (), ("batches:0",), (4,), (4,), (9,), ("",), 0
     )
     with admin_client(client) as admin:
-        create_topics(admin, [TopicSpec(TRIM_POINTS.name(RUN), 1)])
-        admin.delete_records({TopicPartition(BATCHES.name(RUN), 0): 4})
+        create_topics(admin, [TopicSpec(TRIM_POINTS.name(TRIMMED), 1)])
+        admin.delete_records({TopicPartition(BATCHES.name(TRIMMED), 0): 4})
     with BoundedProducer(client) as producer:
         value, headers = encode(trim_point)
-        producer.send(TRIM_POINTS.name(RUN), value, headers=headers)
-    code, out, _ = laminar(RUN, "--json")
+        producer.send(TRIM_POINTS.name(TRIMMED), value, headers=headers)
+    words = ("train", "replay", TRIMMED, "--folder", str(runs), "-b", broker.bootstrap_servers)
+    code, out, _ = command(*words, "--json")
     result = json.loads(out)
     assert (code, result["start_version"], result["steps"]) == (0, "1.2", 4)
     assert result["weights"] == result["run_weights"]
-    assert "begins at version 1.2" in laminar(RUN)[1]
+    assert "begins at version 1.2" in command(*words)[1]
