@@ -57,6 +57,8 @@ class WeightPusher:
         self._delivered: tuple[str, PolicyVersion] | None = None
         self._offer_again_at = 0.0
         self._connection: Connection | None = None
+        self._unused: PolicyVersion | None = None
+        """The version that is offered over `_connection`, until the master asks for a chunk of it."""
         self._last_error = ""
         self._closed = False
         self._changed = system.condition()
@@ -87,6 +89,8 @@ class WeightPusher:
         """Deliver this version: it is in the store, and its manifest is in the log."""
         with self._changed:
             self._newest = manifest
+            if self._connection is not None and self._unused is not None and self._unused != manifest.version:
+                interrupt(self._connection)  # the master may never ask for an older version
             self._changed.notify_all()
 
     def wait_delivered(self, version: PolicyVersion, timeout_s: float) -> bool:
@@ -143,21 +147,21 @@ class WeightPusher:
             with self._changed:
                 if self._closed:
                     return
-                self._connection = connection
+                self._connection, self._unused = connection, manifest.version
             try:
                 send(connection, FrameKind.OFFER, version=str(manifest.version))
                 while (frame := receive(connection)).kind is not FrameKind.REFUSED:
                     serve_request(connection, expect(frame, FrameKind.REQUEST).body, registry, self._link)
                     requests += 1
-                    self._delivered = None  # the master lacks it
+                    self._delivered = self._unused = None  # the master lacks it, and asks for it
             except PeerGone as error:
-                if not requests:
+                if not requests and self._newest == manifest:
                     raise
                 log.debug("the master at %s has ended its fetch of version %s: %s", address, manifest.version, error)
                 return
             finally:
                 with self._changed:
-                    self._connection = None
+                    self._connection = self._unused = None
         with self._changed:
             self._delivered = (address, manifest.version)
             self._changed.notify_all()

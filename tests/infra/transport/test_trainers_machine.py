@@ -201,3 +201,14 @@ def test_close_ends_an_offer_that_is_not_used() -> None:
         before = time.monotonic()
         pusher.close()
         assert time.monotonic() - before < 5
+
+
+def test_a_newer_version_ends_an_offer_that_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise it would wait until the master returns the older one, after 10 s."""
+    with machines(1) as (master,), pusher_to(master) as (pusher, store):
+        publish(pusher, store)  # the master has no manifest of it, and will not fetch it
+        until(lambda: master.node._pushes._offers)
+        before = time.monotonic()
+        assert pusher.wait_delivered(publish(pusher, store, master, number=2).version, 10)
+        assert time.monotonic() - before < weight_pusher.OFFER_TIMEOUT_S / 2
+    assert "did not accept" not in caplog.text
