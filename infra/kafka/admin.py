@@ -10,7 +10,10 @@ from typing import Any, cast
 from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
 from kafka.errors import (
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
     InvalidReplicationFactorError,
+    NotCoordinatorError,
     RetriableError,
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
@@ -20,7 +23,12 @@ from kafka.structs import OffsetAndMetadata
 
 from infra.counted import counted
 from infra.kafka.properties import ClientProperties
+from infra.kafka.readiness import retry_transient
 from infra.kafka.stored.admin import StoredAdmin
+
+COORDINATOR_S = 30.0
+"""How long a new cluster may take to create its topic of group offsets, or a broker that has started to load it."""
+_NO_COORDINATOR = CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError
 
 
 class TopicError(RuntimeError):
@@ -145,9 +153,10 @@ def committed_offsets(client: KafkaAdminClient, group: str) -> dict[TopicPartiti
     """Return a group's committed offsets with their metadata; empty for a group that has none.
 
     While a transaction is open, or committed but not yet completed, the offsets before it are returned. A reader that
-    needs the later ones must use a read_committed consumer, which waits.
+    needs the later ones must use a read_committed consumer, which waits. Raises KafkaError if the group has no
+    coordinator within COORDINATOR_S.
     """
-    offsets = client.list_group_offsets(group)[group]
+    offsets = retry_transient(lambda: client.list_group_offsets(group)[group], _NO_COORDINATOR, COORDINATOR_S)
     return {partition: committed for partition, committed in offsets.items() if committed.offset >= 0}
 
 

@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from kafka import KafkaConsumer, TopicPartition
-from kafka.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError
 
 from infra.clocks import wall_ms
 from infra.kafka.admin import admin_client, committed_offsets
@@ -22,7 +21,7 @@ from infra.kafka.client_patches import all_fetches_under_way, request_metadata_a
 from infra.kafka.note import uncommitted_consumer
 from infra.kafka.open_transactions import check_own_transactions, describe_blocking_transactions, end_own_transactions
 from infra.kafka.properties import ClientProperties
-from infra.kafka.readiness import connection_problem, retry_transient
+from infra.kafka.readiness import connection_problem
 from infra.kafka.session_config import Partition
 from infra.kafka.transactions import TransactionalProducer
 
@@ -37,10 +36,6 @@ DELIVERY_MS = 120_000
 
 FULL_POLL_S = 0.5
 """How often a consumer that is polled without waiting does all that belongs to a poll: errors, offset validation."""
-
-COORDINATOR_S = 30.0
-"""How long a new cluster may take to create its topic of group offsets, or a broker that has started to load it."""
-_NO_COORDINATOR = CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError
 
 
 class SessionConsumer(KafkaConsumer):
@@ -156,8 +151,7 @@ class KafkaClients:
 
     def committed(self, group: str) -> Mapping[TopicPartition, int]:
         with admin_client(self._client) as admin:
-            found = retry_transient(lambda: committed_offsets(admin, group), _NO_COORDINATOR, COORDINATOR_S)
-        return {place: each.offset for place, each in found.items()}
+            return {place: each.offset for place, each in committed_offsets(admin, group).items()}
 
     def check_own_transactions(self, group: str, producer_id: int, places: Collection[TopicPartition]) -> None:
         check_own_transactions(self._client, group, producer_id, places)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
-from kafka.errors import UnknownTopicOrPartitionError
+from kafka.errors import CoordinatorNotAvailableError, NotCoordinatorError, UnknownTopicOrPartitionError
 from kafka.structs import OffsetAndMetadata
 
 from infra.kafka.admin import (
@@ -125,6 +126,20 @@ def test_end_offsets_rejects_unknown_topic(client: KafkaAdminClient, run_id: str
     with pytest.raises(UnknownTopicOrPartitionError, match=rf"no such topic: {run_id}"):
         end_offsets(client, [run_id])
     assert committed_offsets(client, run_id) == {}
+
+
+def test_committed_offsets_wait_for_a_coordinator(client: KafkaAdminClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new cluster creates its topic of group offsets at the first request."""
+    errors = [CoordinatorNotAvailableError("no topic yet"), NotCoordinatorError("moved")]
+
+    def list_offsets(self: KafkaAdminClient, group: str) -> dict[str, dict[Any, Any]]:
+        if errors:
+            raise errors.pop()
+        return {group: {}}
+
+    monkeypatch.setattr(KafkaAdminClient, "list_group_offsets", list_offsets)
+    assert committed_offsets(client, "group") == {}
+    assert not errors
 
 
 def test_list_topics_hides_internal_topics(client: KafkaAdminClient, broker: Broker) -> None:
