@@ -85,10 +85,13 @@ class WeightStore(ClosedAtExit):
         except FileNotFoundError:
             return []
 
-    def check_exists(self) -> None:
-        """Raises StoreError if the store was removed."""
-        if not self.root.is_dir():
-            raise StoreError(f"{self.root} was removed")
+    def create_if_removed(self) -> bool:
+        """Create the folder again, empty, if it was removed; returns whether it was. Raises as the constructor."""
+        if self.root.is_dir():
+            return False
+        removed, self._user_lock = self._user_lock, open_folder(self.root)
+        removed.release()
+        return True
 
     def newest(self) -> PolicyVersion | None:
         """The newest complete version, None before the first."""

@@ -178,16 +178,14 @@ class RelayFold(ShardFold):
         self._refused = set(refused) if isinstance(refused, list) else set()
 
     def fold(self, polled: Polled) -> Sequence[Output]:
-        """Return dead letters for invalid manifests.
-
-        Raises StoreError if the store was removed: the next start creates it, and fetches its versions again.
-        """
+        """Return dead letters for invalid manifests."""
         outputs: list[Output] = []
         with phase("track manifests"):
             for received in polled.records:
                 outputs += self._track(received)
         with phase("evict versions"):
-            self._store.check_exists()
+            if self._store.create_if_removed():
+                log.warning("%s was removed: its versions are fetched again", self._store.root)
             self._store.evict()
         complete = set(self._store.versions())
         for version in self._held.keys() - complete:  # evicted: forgotten below; lost: fetched again

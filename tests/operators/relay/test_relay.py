@@ -17,8 +17,8 @@ from waiting import until
 
 from infra.files import create_secret
 from infra.kafka.properties import ClientProperties
-from infra.store.errors import StoreError
 from infra.store.incoming_version import Seal
+from infra.store.ownership import is_used
 from infra.store.sealed_objects import sealed_versions
 from infra.store.weight_store import WeightStore
 from infra.transport.relay_node import RelayNode
@@ -40,7 +40,7 @@ class Relay:
     """A relay under test; `next_offset` is the next offset of the relay topic."""
 
     def __init__(self, root: Path, state: dict[str, Any] | None = None, next_offset: int = 0, **changes: Any) -> None:
-        self.next_offset = next_offset
+        self.next_offset, self.root = next_offset, root
         config = RelayConfig(str(root), relay=3, token_file=str(root.parent / "token"), **changes)
         create_secret(Path(config.token_file))
         store = WeightStore(root, config.keep_versions)
@@ -371,18 +371,19 @@ def test_relay_awaits_lost_versions_again(relay: Relay, store: WeightStore) -> N
     assert relay.checkpoint()[0] == 3  # 1.1 and 1.2 would be evicted on arrival
 
 
-def test_relay_ends_if_its_store_was_removed(relay: Relay, store: WeightStore) -> None:
-    """Otherwise its threads would try again for ever in a folder that nobody creates."""
-    relay.receive(add(store, "1.1"))
-    shutil.rmtree(store.root)
-    with pytest.raises(StoreError, match="was removed"):
-        relay.receive()
-    again = Relay(store.root, relay.checkpoint()[1], next_offset=relay.checkpoint()[0], keep_versions=2)
-    assert again.held(manifest("1.1")) == ()
-    with WeightStore(store.root) as restored:
-        add(restored, "1.1")
-    assert again.held() == ("1.1",)
-    again.fold.close()
+def test_relay_creates_a_removed_store_again(relay: Relay, caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise it would try for ever in a folder that nobody creates."""
+    root = relay.root
+    with WeightStore(root) as store:
+        assert relay.held(announced := add(store, "1.1")) == ("1.1",)
+    shutil.rmtree(root)
+    relay.receive()
+    assert [each for each in caplog.messages if "was removed: its versions are fetched again" in each]
+    assert relay.checkpoint()[0] == 0
+    with WeightStore(root) as store:
+        assert add(store, "1.1") == announced
+    assert relay.held() == ("1.1",)
+    assert is_used(root)
 
 
 def test_relay_dead_letters_an_unfetchable_manifest_once(relay: Relay, store: WeightStore) -> None:
