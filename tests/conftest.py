@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import temporary_folder
+from hypothesis import HealthCheck, settings
 
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.runners.options import RunnerName
@@ -22,6 +23,9 @@ from infra.sandbox.run import SandboxUnavailable, run_python
 from infra.sandbox.zygotes import ZYGOTES
 
 _run_numbers = itertools.count(1)
+# An example may take any time: the machine may do other work.
+settings.register_profile("any load", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any load")
 # A background job or `nohup` ignores signals, and so would every process that a test starts and stops by one.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

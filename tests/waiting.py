@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Return once `condition` is true; fail after 20 s."""
-    deadline = time.monotonic() + 20.0
+    """Return once `condition` is true; fail after 60 s."""
+    deadline = time.monotonic() + 60.0
     while not condition():
         assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.005)

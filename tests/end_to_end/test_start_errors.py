@@ -185,11 +185,11 @@ def test_run_names_an_unreachable_broker(
         changes = [f"run.name={run_id}", f"run.folder={tmp_path}", f"kafka.bootstrap_servers={address}"]
         started = time.monotonic()
         expectation = pytest.raises(
-            kafka_of_run.BrokerUnreachable, match=f"no Kafka broker responded at {address} in 1.5 s"
+            kafka_of_run.BrokerUnreachable, match=rf"no Kafka broker responded at {address} in \d+\.\d s"
         )
         with expectation, StopRequests() as stops:
             run_locally(load_config(small_config, changes), small_config, stops)
-    assert 1.5 <= time.monotonic() - started < 10
+    assert 1.5 <= time.monotonic() - started < 30
     attempts = [line for line in capsys.readouterr().out.splitlines() if f"waiting for Kafka at {address}" in line]
     assert len(attempts) == 1  # at once, and then every 10 s
     assert '"phase": "failed"' in (tmp_path / run_id / "state.json").read_text()

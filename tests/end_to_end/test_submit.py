@@ -211,7 +211,7 @@ def check_that_commands_find_the_pipelines(submitted: Submitted, shell: Shell) -
 
 def check_that_it_ended(submitted: Submitted, pipeline: str) -> None:
     command = submitted.commands[pipeline]
-    assert command.wait(15) == 0, command.output()
+    assert command.wait(60) == 0, command.output()
     assert f"start 1 of {group_name(submitted.config.run.name, pipeline)}" in command.output()
     assert "start 2 of" not in command.output()
     assert "Traceback" not in command.output()

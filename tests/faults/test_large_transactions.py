@@ -69,7 +69,7 @@ def test_sink_commits_an_emission_larger_than_the_bound(proxied: ProxiedBroker, 
 
 
 def test_session_names_the_setting_after_a_transaction_timeout(proxied: ProxiedBroker, config: SessionConfig) -> None:
-    session = Session(replace(config, transaction_timeout_s=2.0))
+    session = Session(replace(config, transaction_timeout_s=5.0))
     proxied.proxy.throttle(BYTES_PER_S)
     try:
         with pytest.raises(SessionLost, match=r"kafka\.transaction_timeout_s"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,16 +19,23 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "chain_sum.toml"
 CREATE_TOPICS, DESCRIBE_CLUSTER = 19, 60
 
 
+@pytest.fixture
+def cleared(proxied: ProxiedBroker) -> Iterator[ProxiedBroker]:
+    """No fault is left for other tests."""
+    yield proxied
+    proxied.proxy.clear()
+
+
 @pytest.mark.parametrize("fault", [LostRequest, LostResponse])
 def test_start_survives_resets(
-    fault: type[LostRequest] | type[LostResponse], proxied: ProxiedBroker, run_id: str
+    fault: type[LostRequest] | type[LostResponse], cleared: ProxiedBroker, run_id: str
 ) -> None:
-    address = proxied.proxied.bootstrap_servers
-    lost = proxied.proxy.add(fault(Match([CREATE_TOPICS]), 2))
+    address = cleared.proxied.bootstrap_servers
+    lost = cleared.proxy.add(fault(Match([CREATE_TOPICS]), 2))
     make_topics(load_config(EXAMPLE, [f"run.name={run_id}", f"kafka.bootstrap_servers={address}"]))
     assert lost.hits >= 1  # topics may have been made although their response is lost
-    lost = proxied.proxy.add(fault(Match([DESCRIBE_CLUSTER]), 2))
-    source = ShardSource(ShardConfig(proxied.proxied, run_id, "reset", inputs=(TopicInput(METRICS),)))
+    lost = cleared.proxy.add(fault(Match([DESCRIBE_CLUSTER]), 2))
+    source = ShardSource(ShardConfig(cleared.proxied, run_id, "reset", inputs=(TopicInput(METRICS),)))
     try:
         assert source.next(wait=False).start == 1
     finally:

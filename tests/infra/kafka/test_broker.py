@@ -91,7 +91,7 @@ def test_broker_keeps_data_and_port_after_restart_and_kill(tmp_path: Path) -> No
         assert (broker.bootstrap_servers, broker.pid != first) == (address, True)
         started = time.monotonic()
         broker.stop()
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 9  # it is not killed, which comes after 10 s
         assert not broker.is_alive()
 
 

@@ -44,6 +44,12 @@ from infra.kafka.client_patches import (
 from infra.kafka.clients import SessionConsumer
 
 
+@pytest.fixture(autouse=True)
+def _patched() -> None:
+    """As the first client of a process does."""
+    patch_clients()
+
+
 @pytest.mark.parametrize("version", ["2.3.0", "3.0.11", "3.1.0", "4.0", "unknown"])
 def test_patch_rejects_an_unknown_version(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kafka.__version__", version)

@@ -12,6 +12,7 @@ from kafka.errors import KafkaError
 
 from infra.kafka import client_patches as client_repairs
 from infra.kafka.broker import free_port
+from infra.kafka.client_patches import patch_clients
 from infra.kafka.properties import ClientProperties
 
 TLS = {"security.protocol": "SSL"}
@@ -100,6 +101,7 @@ def test_client_closes_abandoned_sockets(made: list[socket.socket], silent: int)
 @pytest.mark.parametrize("kind", [KafkaAdminClient, KafkaConsumer])
 def test_client_that_fails_leaves_no_thread(kind: type[KafkaAdminClient | KafkaConsumer]) -> None:
     """A program that waits for Kafka makes one after the other."""
+    patch_clients()
     before = threading.enumerate()
     with pytest.raises(KafkaError):
         kind(bootstrap_servers=f"127.0.0.1:{free_port()}", bootstrap_timeout_ms=200)

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from kafka import KafkaConsumer, TopicPartition
+from waiting import until
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker, BrokerConfig, free_port, start_broker
@@ -103,7 +104,8 @@ def test_producer_send_waits_over_the_bound(own_broker: Broker, paused: PausedBr
 
         sender = threading.Thread(target=send_all)
         sender.start()
-        sender.join(0.7)
+        until(lambda: len(sent) == 5)
+        sender.join(0.2)
         assert sender.is_alive()
         assert len(sent) == 5
         assert producer.bytes_in_flight == 5000
@@ -118,13 +120,13 @@ def test_producer_send_waits_over_the_bound(own_broker: Broker, paused: PausedBr
 def test_producer_raises_failure_on_next_call(own_broker: Broker, paused: PausedBroker, run_id: str) -> None:
     client = topic_on(own_broker, run_id)
     producer = BoundedProducer(
-        ClientProperties({**client.entries, "request.timeout.ms": "300", "delivery.timeout.ms": "600"})
+        ClientProperties({**client.entries, "request.timeout.ms": "2000", "delivery.timeout.ms": "4000"})
     )
     producer.send(run_id, b"first")
     producer.flush(10)
     paused.suspend()
     producer.send(run_id, b"lost")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while producer.bytes_in_flight and time.monotonic() < deadline:
         time.sleep(0.01)
     with pytest.raises(DeliveryFailed, match=r"1 record\(s\) were not delivered: ") as failed:

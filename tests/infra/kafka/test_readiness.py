@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from pathlib import Path
@@ -35,7 +36,7 @@ def test_wait_for_brokers_waits_for_a_start(tmp_path: Path) -> None:
         )
         starter.join()
         assert broker.is_alive()
-    assert waits[0].startswith(f"waiting for Kafka at 127.0.0.1:{port} (0.0 of 60 s): 127.0.0.1:{port}: ")
+    assert re.match(rf"waiting for Kafka at 127.0.0.1:{port} \(\d+\.\d of 60 s\): 127.0.0.1:{port}: ", waits[0])
     assert "refused" in waits[0]
 
 

@@ -14,7 +14,7 @@ from kafka.producer.record_accumulator import RecordAccumulator
 from kafka.producer.transaction_manager import TransactionalRequestResult
 
 from infra.kafka import clients
-from infra.kafka.admin import TopicSpec, admin_client, create_topics, end_offsets
+from infra.kafka.admin import TopicSpec, admin_client, committed_offsets, create_topics, end_offsets
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.clients import KafkaClients
 from infra.kafka.properties import ClientProperties
@@ -81,7 +81,8 @@ def test_transaction_times_out_on_lost_response(broker: Broker, run_id: str, los
     client = ClientProperties.at(broker.bootstrap_servers)
     with admin_client(client) as admin:
         create_topics(admin, [TopicSpec(run_id, 1)])
-    producer = TransactionalProducer(transaction_timeout_ms=1000, **client.producer(transactional_id=run_id))
+        committed_offsets(admin, run_id)  # a new broker creates its topic of group offsets at the first request
+    producer = TransactionalProducer(transaction_timeout_ms=20_000, **client.producer(transactional_id=run_id))
     try:
         producer.init_transactions()
         producer.begin_transaction()
@@ -94,6 +95,7 @@ def test_transaction_times_out_on_lost_response(broker: Broker, run_id: str, los
             "begin_commit": producer.commit_transaction,
             "send_offsets_to_transaction": lambda: producer.send_offsets_to_transaction({}, run_id),
         }
+        producer._bound_s = 0.95
         began = time.monotonic()
         with pytest.raises(KafkaTimeoutError, match="did not end within"):
             calls[lost]()

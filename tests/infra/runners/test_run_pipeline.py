@@ -9,6 +9,7 @@ import threading
 import apache_beam as beam
 import pytest
 from apache_beam.runners.runner import PipelineState
+from waiting import until
 
 from infra.runners import run
 from infra.runners.run import run_pipeline
@@ -59,10 +60,16 @@ def test_run_pipeline_passes_options_to_the_pipeline() -> None:
 
 def test_run_pipeline_stops_while_waiting_for_a_job_server() -> None:
     closed, options = [], ["--job_endpoint=127.0.0.1:1"]
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
-    timer.start()
+    before = signal.getsignal(signal.SIGTERM)
+
+    def stop() -> None:
+        until(lambda: signal.getsignal(signal.SIGTERM) != before)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
     run_pipeline(lambda p: p | beam.Create([1]) | beam.Map(fail), "portable", options, lambda: closed.append(1))
-    timer.join()
+    stopping.join()
     assert closed == [1]
 
 

@@ -41,7 +41,7 @@ def test_copy_that_is_interrupted_leaves_nothing(
     tier = DiskTier(store, tmp_path / "disk", 1)
 
     def slowly(copy: IncomingVersion, end: int) -> None:
-        time.sleep(0.05)
+        time.sleep(0.3)
 
     monkeypatch.setattr(IncomingVersion, "hash_to", slowly)
     tier.keep(version(1))

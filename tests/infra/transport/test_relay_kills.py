@@ -15,7 +15,7 @@ from infra.store.weight_store import WeightStore
 from infra.transport.weight_pusher import WeightPusher
 from schemas.records import RelayChain, WeightVersion
 
-RATE = 4e6
+RATE = 1e6
 
 
 class Tier:

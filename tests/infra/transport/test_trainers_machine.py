@@ -45,7 +45,7 @@ def publisher_while_the_relay_writes() -> Iterator[tuple[Publisher, Machine, lis
     """A publisher on the machine to which version 1.1 is arriving, that machine, and the manifests it publishes."""
     data, manifests = weights(1), list[WeightVersion]()
     manifest = manifest_of("1.1", data)
-    with machines(2, rate=2e6) as relays:
+    with machines(2, rate=5e5) as relays:
         store_version(relays[0].store, manifest, data)
         configure(relays, manifest)
         until(relays[1].node.arriving)
@@ -148,7 +148,8 @@ def test_pusher_logs_a_rejection_once_and_retries(caplog: pytest.LogCaptureFixtu
     caplog.set_level(logging.WARNING)
     with machines(1) as (master,), pusher_to(master, "another-token-entirely") as (pusher, store):
         manifest = publish(pusher, store)
-        assert not pusher.wait_delivered(manifest.version, 1.2)  # two attempts
+        until(lambda: "did not accept" in caplog.text)
+        assert not pusher.wait_delivered(manifest.version, 1.2)  # another attempt
     warnings = [record.getMessage() for record in caplog.records if "did not accept version 1.1" in record.getMessage()]
     assert len(warnings) == 1
     assert "the token is not that of this run" in warnings[0]

@@ -239,10 +239,10 @@ def test_source_does_not_wait_for_input_of_a_busy_step(config: ShardConfig) -> N
     at = idle.slice(0, elements=10_000)
     assert at <= 5
     close_shards()
-    busy = ManualRunner(replace(config, slice_s=0.3, poll_s=0.1), _FoldFn(Steps()))
+    busy = ManualRunner(replace(config, slice_s=20.0, poll_s=20.0), _FoldFn(Steps()))
     busy.slice(0, elements=1)
     assert is_busy(config.group)
-    assert busy.slice(1, elements=10_000) > 20
+    assert busy.slice(1, elements=30) > 20
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.5, 0.9])

@@ -245,21 +245,21 @@ def test_endless_answer_pattern_fails_only_its_own_trajectory() -> None:
         answer="regex",
         answer_regex=r"(\d+)+$",
         workers=1,
-        time_limit_s=0.5,
+        time_limit_s=3.0,
         on_error=-1.0,
     )
     with Scorer(config) as scorer:
         rows = [trajectory("so 4"), trajectory("1" * 60 + "x"), trajectory("so 4")]
         experiences = scored(rows, scorer)
     assert [experience.reward for experience in experiences] == [1.0, -1.0, 1.0]
-    assert "took longer than 0.5 s" in (experiences[1].error or "")
+    assert "took longer than 3 s" in (experiences[1].error or "")
 
 
 def test_task_that_evaluates_answers_runs_in_the_pool() -> None:
     """The verifier of spiral_matrix calls eval() on the answer, which must not block this process."""
     entry = {"answer": "1 2 4 3", "question": "?", "metadata": {}}
     texts = ("#1 2 4 3", "#[1, 2, 4, 3]", "#[1 for _ in iter(int, 1)]")
-    with Scorer(ScoreConfig(workers=1, time_limit_s=0.5, on_error=-1.0)) as scorer:
+    with Scorer(ScoreConfig(workers=1, time_limit_s=3.0, on_error=-1.0)) as scorer:
         rows = [trajectory(text, entry, task="spiral_matrix") for text in texts]
         experiences = scored(rows, scorer)
     assert [experience.reward for experience in experiences] == [1.0, 0.1, -1.0]

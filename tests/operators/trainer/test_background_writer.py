@@ -130,8 +130,11 @@ def test_close_ends_a_transfer_between_two_messages() -> None:
     writer = BackgroundWriter(Rendezvous(Ranks(1, 2), store), CPU)
     writer.begin((), lambda part: None, 1, lambda: None, transfer())
     assert begun.wait(30)
-    threading.Timer(0.05, release.set).start()
-    writer.close()
+    closing = threading.Thread(target=writer.close)
+    closing.start()
+    assert writer._closed.wait(30)
+    release.set()
+    closing.join(30)
     assert messages == [0]
     assert not writer.written_by(1, 1)
     with pytest.raises(RankLost, match="stops before all parts"):

@@ -245,11 +245,15 @@ def test_live_view_redraw_is_cheap() -> None:
     ticks = iter(range(10**6))
     state = training()
     with LiveView(console, "sums", 80, clock=lambda: next(ticks)) as view:
-        started = time.process_time()
-        for step in range(50):
-            view.update(fold(state, Tick(state.now + step)))
-        milliseconds = (time.process_time() - started) / 50 * 1000
-    assert milliseconds < 15  # two redraws per second: 3 % of a core
+
+        def milliseconds() -> float:
+            started = time.thread_time()
+            for step in range(10):
+                view.update(fold(state, Tick(state.now + step)))
+            return (time.thread_time() - started) / 10 * 1000
+
+        fastest = min(milliseconds() for _ in range(5))
+    assert fastest < 15  # two redraws per second: 3 % of a core
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+import pyarrow.parquet as pq
 import pytest
 import tomli_w
+import yaml
 from deployments import resources
 from end_to_end.small_runs import SMALL, make_model
 from faults.cluster import Cluster as Brokers
@@ -33,8 +35,8 @@ from infra.kafka.topic_reader import read_topic
 from infra.store.names import default_root, version_of
 from infra.store.ownership import open_folder
 from pipelines.run.deployment import EXAMPLE, files_of, plan_of
-from schemas.records import RelayChain, RelayStatus, Trajectory, WeightVersion
-from schemas.topics import DEAD_LETTERS, RELAY, RELAY_CHAIN, REPLICAS, TRAJECTORIES
+from schemas.records import Experience, RelayChain, RelayStatus, Trajectory, WeightVersion
+from schemas.topics import DEAD_LETTERS, EXPERIENCES, RELAY, RELAY_CHAIN, REPLICAS, TRAJECTORIES
 
 STEPS = 3
 NODES = ("n1", "n2")
@@ -123,7 +125,9 @@ class Deployed:
         file = self._folder / "run.toml"
         file.write_text(tomli_w.dumps(table))
         self._plan = plan_of(file)
-        return [each for each in resources(files_of(self._plan)) if "template" in each.get("spec", {})]
+        files = files_of(self._plan)
+        documents = [*resources(files), *yaml.safe_load_all(files["kubernetes/export.yaml"])]
+        return [each for each in documents if "template" in each.get("spec", {})]
 
     def _config_map(self, name: str) -> Path:
         folder = self._folder / name
@@ -138,12 +142,16 @@ class Deployed:
         (self._folder / "relay" / "ca.key").unlink()
         return self._folder / "relay"
 
+    @property
+    def volume(self) -> Path:
+        """The folder that is the claimed volume."""
+        return self._folder / "volume"
+
     def _volume(self) -> Path:
-        volume = self._folder / "volume"
-        make_model(volume / "model", layers=1)
-        for path in (volume, *volume.rglob("*")):
+        make_model(self.volume / "model", layers=1)
+        for path in (self.volume, *self.volume.rglob("*")):
             os.chown(path, USER, USER)
-        return volume
+        return self.volume
 
 
 @pytest.fixture(scope="module")
@@ -161,8 +169,8 @@ def test_deployed_example_runs_to_a_passed_audit(deployed: Deployed) -> None:
     topics.start()
     assert topics.wait(START_S) == 0, topics.log.read_text()
 
-    roles = [each for each in deployed.containers() if each is not topics and "metrics" not in each.name]
-    (late,), (metrics,) = deployed.containers("-rollout-1"), deployed.containers("-metrics")
+    (late,), (metrics,), (export,) = (deployed.containers(kind) for kind in ("-rollout-1", "-metrics", "-export"))
+    roles = [each for each in deployed.containers() if each not in (topics, metrics, export)]
     first = [each for each in roles if each is not late]
     for each in (*first, metrics):
         each.start()
@@ -188,6 +196,10 @@ def test_deployed_example_runs_to_a_passed_audit(deployed: Deployed) -> None:
     assert deployed.rows(DEAD_LETTERS) == []
     audit = deployed.laminar("runs", "audit", "--run", deployed.run)
     assert audit.returncode == 0, audit.stdout + audit.stderr
+    export.start()
+    assert export.wait(START_S) == 0, export.log.read_text()[-3000:]
+    exported = pq.read_table(deployed.volume / "exports" / deployed.run / "experiences" / "data")
+    assert exported.num_rows == len([row for row in deployed.rows(EXPERIENCES) if isinstance(row, Experience)])
 
 
 def _until(condition: Callable[[], bool], roles: list[Container]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from infra.runners.liveness import VARIABLE
 from pipelines.run.submission.group import run_group
@@ -82,19 +83,17 @@ def test_submit_refuses_options_that_exclude_each_other(
 
 
 def test_group_passes_signals_on(tmp_path: Path) -> None:
-    started, drained = tmp_path / "started", tmp_path / "drained"
-    os.mkfifo(started)
-    script = f"trap 'echo drained >> {drained}; exit 0' TERM; echo up > {started}; while :; do sleep 0.05; done"
+    drained = tmp_path / "drained"
+    script = f"trap 'echo drained >> {drained}; exit 0' TERM; echo > {tmp_path}/up-$$; while :; do sleep 0.05; done"
     before = signal.getsignal(signal.SIGTERM)
 
     def stop() -> None:
-        for _ in range(2):
-            started.read_text()
+        until(lambda: len(list(tmp_path.glob("up-*"))) == 2)
         os.kill(os.getpid(), signal.SIGTERM)
 
     waiting = threading.Thread(target=stop)
     waiting.start()
-    assert run_group(shell(script, f"sleep 0.2; {script}"), (0, 1)) == 0
+    assert run_group(shell(script, script), (0, 1)) == 0
     waiting.join()
     assert drained.read_text() == "drained\n" * 2
     assert signal.getsignal(signal.SIGTERM) is before
