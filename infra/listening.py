@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections.abc import Iterable
 
@@ -23,6 +24,15 @@ def is_unspecified(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_unspecified
     except ValueError:
         return False
+
+
+def is_host(text: str) -> bool:
+    """Whether `text` is an address, or has the form of a host name."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return re.fullmatch(r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?", text) is not None
+    return True
 
 
 def host_of(address: str) -> str:

@@ -47,6 +47,7 @@ class VersionMemory:
         if size > free:
             raise NoRoom(f"{path.parent} has {free} bytes free, {size} are needed: keep fewer versions or enlarge it")
         self._file = path.open("xb+", buffering=0)
+        self._stat = os.fstat(self._file.fileno())
         try:
             os.posix_fallocate(self._file.fileno(), 0, size)
             self.map = mmap.mmap(self._file.fileno(), size)
@@ -68,7 +69,7 @@ class VersionMemory:
     def exists(self) -> bool:
         """Whether the path still refers to this file: another process may have removed or replaced it."""
         try:
-            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+            return os.path.samestat(self._stat, self.path.stat())
         except FileNotFoundError:
             return False
 
@@ -84,7 +85,7 @@ class VersionMemory:
 
     def remove(self) -> None:
         """Remove the file if the path still refers to it; the memory is freed with its last view."""
-        if self._file.closed or self.exists():
+        if self.exists():
             self.path.unlink(missing_ok=True)
         self._file.close()
 
@@ -151,6 +152,8 @@ class IncomingVersion:
             seal = Seal(self.version, self.size, digest)
             self._memory.finish()
             root = self._memory.path.parent
+            if not self._memory.exists():  # the store may be another one by now
+                raise FileNotFoundError(self._memory.path)
             # The seal first: a reader that sees the weights must find it.
             write_seal(root, seal)
             self._memory.rename(root / names.weight_file(self.version))

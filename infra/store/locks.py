@@ -17,6 +17,13 @@ class FileLock:
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
+    def is_at(self, path: Path) -> bool:
+        """Whether it is held, and on the file that `path` has now: with another one there, it protects nothing."""
+        try:
+            return self.fd >= 0 and os.path.samestat(os.fstat(self.fd), path.stat())
+        except FileNotFoundError:
+            return False
+
     def release(self) -> None:
         """Release the lock; a second call does nothing."""
         if self.fd >= 0:
@@ -42,7 +49,7 @@ def _lock(path: Path, flags: int, operation: int) -> FileLock:
     lock = FileLock(os.open(path, flags | os.O_CLOEXEC, 0o600))
     try:
         fcntl.flock(lock.fd, operation)
-        if not os.path.samestat(os.fstat(lock.fd), path.stat()):
+        if not lock.is_at(path):
             raise FileNotFoundError(f"{path} was replaced")
     except BaseException:
         lock.release()

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -44,6 +45,21 @@ class StoreOwner:
     def __str__(self) -> str:
         started = f", started in {self.folder}" if self.folder else ""
         return f"process {self.pid} on {self.host}{started}" + (f", of the run in {self.run}" if self.run else "")
+
+
+@dataclass(frozen=True)
+class StoreMarks:
+    """Whose a store is: the folder of the run, and the id of its Kafka cluster; empty if they are not known."""
+
+    run: str
+    cluster: str
+
+    def write(self, root: Path) -> None:
+        """Mark the store `root`, of which nobody else has marked anything."""
+        if self.run:
+            _write_owner(root, Path(self.run))
+        if self.cluster:
+            _is_of(root, self.cluster)
 
 
 @dataclass(frozen=True)
@@ -95,15 +111,22 @@ def open_folder(root: Path, run: Path | None = None) -> locks.FileLock:
             continue
 
 
+def read_marks(root: Path) -> StoreMarks:
+    """Whose the store `root` is."""
+    owner, mark = _read_owner(root), root / names.CLUSTER
+    return StoreMarks("" if owner is None else owner.run, str(mark.readlink()) if mark.is_symlink() else "")
+
+
 def stores_of(run: Path, base: Path = names.SHARED_MEMORY) -> list[tuple[Path, int]]:
     """The stores under `base` of the run in the folder `run`, which need not exist any more, with their bytes."""
     found = []
     for root in sorted(base.glob(names.STORES)):
-        if root.is_symlink() or root.lstat().st_uid != os.geteuid():
-            continue
-        owner = _read_owner(root)
-        if owner is not None and owner.run and Path(owner.run).resolve() == run.resolve():
-            found.append((root, _bytes_in(root)))
+        with suppress(FileNotFoundError):  # removed by another process meanwhile
+            if root.is_symlink() or root.lstat().st_uid != os.geteuid():
+                continue
+            owner = _read_owner(root)
+            if owner is not None and owner.run and Path(owner.run).resolve() == run.resolve():
+                found.append((root, _bytes_in(root)))
     return found
 
 

@@ -19,7 +19,7 @@ from infra.closing import ClosedAtExit
 from infra.store import locks, names
 from infra.store.errors import StoreBusy, StoreError, VersionExists, VersionGone
 from infra.store.incoming_version import IncomingVersion, Seal, VersionMemory, read_seal
-from infra.store.ownership import open_folder
+from infra.store.ownership import open_folder, read_marks
 from schemas.records import PolicyVersion
 
 log = logging.getLogger(__name__)
@@ -70,6 +70,7 @@ class WeightStore(ClosedAtExit):
         self.root = Path(root)
         self.keep = keep
         self._user_lock = open_folder(self.root)
+        self._marks = read_marks(self.root)
         self._writer_lock: locks.FileLock | None = None
         self._incoming: IncomingVersion | None = None
         self._spare: VersionMemory | None = None
@@ -86,11 +87,15 @@ class WeightStore(ClosedAtExit):
             return []
 
     def create_if_removed(self) -> bool:
-        """Create the folder again, empty, if it was removed; returns whether it was. Raises as the constructor."""
-        if self.root.is_dir():
+        """Create the store again, empty, if its folder or all in it was removed; returns whether it was.
+
+        It stays that of its run. Raises as the constructor.
+        """
+        if self._user_lock.is_at(self.root / names.USERS):
             return False
         removed, self._user_lock = self._user_lock, open_folder(self.root)
         removed.release()
+        self._marks.write(self.root)
         return True
 
     def newest(self) -> PolicyVersion | None:
@@ -254,9 +259,12 @@ class WeightStore(ClosedAtExit):
         return self.root / f"{version}{names.DELTA}"
 
     def _become_writer(self) -> None:
-        if self._writer_lock is not None:
-            return
         path = self.root / names.WRITER
+        if self._writer_lock is not None:
+            if self._writer_lock.is_at(path):
+                return
+            self._writer_lock.release()  # the store was removed, and may be another one by now
+            self._writer_lock = None
         try:
             writer = locks.try_lock_exclusive(path, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError as error:

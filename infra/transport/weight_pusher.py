@@ -57,8 +57,8 @@ class WeightPusher:
         self._delivered: tuple[str, PolicyVersion] | None = None
         self._offer_again_at = 0.0
         self._connection: Connection | None = None
-        self._unused: PolicyVersion | None = None
-        """The version that is offered over `_connection`, until the master asks for a chunk of it."""
+        self._unused_offer: tuple[str, WeightVersion] | None = None
+        """What is offered over `_connection`, and to whom, until the master asks for a chunk of it."""
         self._last_error = ""
         self._closed = False
         self._changed = system.condition()
@@ -83,14 +83,14 @@ class WeightPusher:
         with self._changed:
             if chain != self._chain:
                 self._chain = chain
+                self._withdraw_offer()
                 self._changed.notify_all()
 
     def announce(self, manifest: WeightVersion) -> None:
         """Deliver this version: it is in the store, and its manifest is in the log."""
         with self._changed:
             self._newest = manifest
-            if self._connection is not None and self._unused is not None and self._unused != manifest.version:
-                interrupt(self._connection)  # the master may never ask for an older version
+            self._withdraw_offer()
             self._changed.notify_all()
 
     def wait_delivered(self, version: PolicyVersion, timeout_s: float) -> bool:
@@ -108,6 +108,11 @@ class WeightPusher:
             if self._connection is not None:
                 interrupt(self._connection)
         self._thread.join(timeout=CONNECT_S + OFFER_TIMEOUT_S)
+
+    def _withdraw_offer(self) -> None:
+        """End an unused offer of an older version or to an earlier master, who may never ask for it."""
+        if self._unused_offer not in (None, (self.master, self._newest)) and self._connection is not None:
+            interrupt(self._connection)
 
     def _next_push(self) -> tuple[str, WeightVersion] | None:
         address, manifest = self.master, self._newest
@@ -134,7 +139,7 @@ class WeightPusher:
                     self._last_error = str(error)
             with self._changed:
                 self._offer_again_at = self._system.monotonic() + OFFER_AGAIN_S
-                if self._next_push() is not None and not self._closed:
+                if self._next_push() == push and not self._closed:
                     self._changed.wait(RETRY_S)
 
     def _push(self, address: str, manifest: WeightVersion) -> None:
@@ -145,23 +150,24 @@ class WeightPusher:
         with connect(address, self._run, self._token, -1, CONNECT_S, self._tls, self._system) as connection:
             connection.settimeout(OFFER_TIMEOUT_S + CONNECT_S)
             with self._changed:
-                if self._closed:
+                if self._closed or (self.master, self._newest) != (address, manifest):
                     return
-                self._connection, self._unused = connection, manifest.version
+                self._connection, self._unused_offer = connection, (address, manifest)
             try:
                 send(connection, FrameKind.OFFER, version=str(manifest.version))
                 while (frame := receive(connection)).kind is not FrameKind.REFUSED:
+                    with self._changed:
+                        self._delivered = self._unused_offer = None  # the master lacks it, and asks for it
                     serve_request(connection, expect(frame, FrameKind.REQUEST).body, registry, self._link)
                     requests += 1
-                    self._delivered = self._unused = None  # the master lacks it, and asks for it
             except PeerGone as error:
-                if not requests and self._newest == manifest:
+                if not requests and (self.master, self._newest) == (address, manifest):
                     raise
                 log.debug("the master at %s has ended its fetch of version %s: %s", address, manifest.version, error)
                 return
             finally:
                 with self._changed:
-                    self._connection = self._unused = None
+                    self._connection = self._unused_offer = None
         with self._changed:
             self._delivered = (address, manifest.version)
             self._changed.notify_all()

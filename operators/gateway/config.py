@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from infra.listening import is_loopback, is_unspecified
+from infra.listening import is_host, is_loopback, is_unspecified
 from infra.setting_types import CheckedSettings, FinitePositive, NonNegativeInt, Port, PositiveInt
 from schemas.records import Branches
 
@@ -18,7 +18,7 @@ class GatewayConfig(CheckedSettings):
     """Address at which the gateway listens; beyond loopback certificate_file and key_file are required."""
     advertise: str = ""
     """Host name, in the certificate, under which agents reach the gateway. Empty: `host`, so agents of the run itself
-    need one if that is 0.0.0.0, except in the containers of `laminar deploy`."""
+    need one if that is 0.0.0.0. In the containers of `laminar deploy` it is for agents elsewhere alone."""
     port: Port = 0
     """Port to listen at; 0: any free port, the same at every start of the run, see `gateway.json` in its folder."""
     processes: PositiveInt = 1
@@ -54,8 +54,13 @@ class GatewayConfig(CheckedSettings):
     def _check(self) -> None:
         if bool(self.certificate_file) != bool(self.key_file):
             raise ValueError("certificate_file and key_file: set both or neither")
-        if set(self.advertise) & set("/[]@ ") or self.advertise.count(":") == 1 or is_unspecified(self.advertise):
+        if self.advertise and (not is_host(self.advertise) or is_unspecified(self.advertise)):
             raise ValueError(f"advertise must be a host name or address, without a port, not {self.advertise!r}")
+        if is_loopback(self.host) and self.advertise and not is_loopback(self.advertise):
+            raise ValueError(
+                f"agents of other machines cannot connect at host {self.host!r}: set host, too, for advertise = "
+                f"{self.advertise!r}"
+            )
         if not is_loopback(self.host) and not self.certificate_file:
             raise ValueError(
                 f"other machines can reach host {self.host!r}: set certificate_file and key_file "

@@ -25,7 +25,7 @@ from operators.prompts.rendering import Tokenizer, render
 from operators.prompts.sources import PromptSource, open_tasks
 from operators.prompts.synthetic import SyntheticTokenizer
 from schemas.metric_labels import EXHAUSTED, REFUSED, labelled
-from schemas.records import DeadLetter, LevelReply, LevelRequest, Metric
+from schemas.records import DRAW_PROMPTS, DeadLetter, LevelReply, LevelRequest, Metric
 from schemas.topics import CURRICULUM, DEAD_LETTERS, LEVEL_REPLY, METRICS, PROMPTS, group_name
 
 POLL_EVERY_S = 0.5
@@ -236,7 +236,7 @@ class PromptFold(ShardFold):
 
     def _dead_letter(self, task: _Task, reason: str, number: int, payload: bytes) -> Output:
         origin = task.config.path or task.config.task
-        letter = DeadLetter("draw prompts", reason, origin, 0, number, payload, self._now())
+        letter = DeadLetter(DRAW_PROMPTS, reason, origin, 0, number, payload, self._now())
         return Output(DEAD_LETTERS, "", letter)
 
 

@@ -180,12 +180,13 @@ class RelayFold(ShardFold):
     def fold(self, polled: Polled) -> Sequence[Output]:
         """Return dead letters for invalid manifests."""
         outputs: list[Output] = []
+        if self._store.create_if_removed():
+            log.warning("%s was removed: the versions that are needed are fetched again", self._store.root)
+            self._store.write_live_versions(self._kept_versions())
         with phase("track manifests"):
             for received in polled.records:
                 outputs += self._track(received)
         with phase("evict versions"):
-            if self._store.create_if_removed():
-                log.warning("%s was removed: its versions are fetched again", self._store.root)
             self._store.evict()
         complete = set(self._store.versions())
         for version in self._held.keys() - complete:  # evicted: forgotten below; lost: fetched again
@@ -294,7 +295,8 @@ class RelayFold(ShardFold):
         """Check a manifest whose version is complete in the store."""
         try:
             reason = manifest_mismatch(received.record, self._store.seal(received.record.version))
-        except VersionGone:  # another process has just evicted it
+        except VersionGone:  # another process has just evicted it, or it was lost
+            self._waiting.setdefault(received.record.version, []).append(received)
             return []
         if reason is not None:
             return self._dead_letter(received, reason)

@@ -214,9 +214,9 @@ class _Partition:
         return RejectedMicroBatch(self._partition, offset, reason)
 
 
-def dead_letters(rejected: Iterable[RejectedMicroBatch], run: str, now: int) -> list[Output]:
-    """A dead letter for each of `rejected` in `run`, at `now` in Unix milliseconds."""
-    topic = BATCHES.name(run)
+def dead_letters(rejected: Iterable[RejectedMicroBatch], now: int) -> list[Output]:
+    """A dead letter for each of `rejected`, at `now` in Unix milliseconds."""
+    topic = BATCHES.short_name
     return [
         Output(DEAD_LETTERS, topic, DeadLetter("train", reason, topic, partition, offset, b"", now))
         for partition, offset, reason in rejected

@@ -133,7 +133,7 @@ class _EmulatedTraining(ShardFold):
                     whole = self._assembly.add(received.record, received.partition, received.offset)
                     self._complete.extend((now, batch) for batch in whole)
         rejected, self._assembly.rejected = self._assembly.rejected, []
-        outputs = dead_letters(rejected, self._step.shard.run, self._now())
+        outputs = dead_letters(rejected, self._now())
         if not polled.caught_up:
             return outputs
         if not self._started:
@@ -196,9 +196,8 @@ class _EmulatedTraining(ShardFold):
         except ValueError as error:
             self._untrained.append(batch.number)
             if batch.parts:
-                outputs = dead_letters(
-                    [RejectedMicroBatch(0, batch.next_offsets[0] - 1, str(error))], self._step.shard.run, self._now()
-                )
+                rejected = RejectedMicroBatch(0, batch.next_offsets[0] - 1, str(error))
+                outputs = dead_letters([rejected], self._now())
         before = self._position
         self._position = replace(
             before, number=before.number + 1, offsets=batch.next_offsets, trajectories=before.trajectories + rows

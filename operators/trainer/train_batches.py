@@ -176,7 +176,7 @@ class _Training:
                 self._versions.add_manifest(record)
             elif isinstance(record, RelayChain):
                 self._publishing.set_chain(record)
-        return dead_letters(self._training.take_rejected(), self._step.shard.run, self._services.unix_ms())
+        return dead_letters(self._training.take_rejected(), self._services.unix_ms())
 
     def _start(self) -> list[Output]:
         """Do, once the log is read, what an earlier start did not: publish, restore, write the final model."""
@@ -233,7 +233,7 @@ class _Training:
             values = {"batches/untrained": 1.0, "time/update": 0.0}
             if batch.parts:
                 rejected = RejectedMicroBatch(0, batch.next_offsets[0] - 1, str(error))
-                outputs += dead_letters([rejected], self._step.shard.run, self._services.unix_ms())
+                outputs += dead_letters([rejected], self._services.unix_ms())
         self._training.joint.after_training()
         self._model_seconds += self._services.thread_seconds() - started
         self._versions.add_batch(batch.number, trained="batches/untrained" not in values)

@@ -53,14 +53,14 @@ class TrainFollower:
             *(self.config, self.model, self.checkpoints, self.rank, 0, self.divisions, addresses, notes),
             *(self.dtype, self.longest, services),
         )
-        return _FollowerTraining(training, CheckpointWriter(self.config, training, self.checkpoints), self.shard.run)
+        return _FollowerTraining(training, CheckpointWriter(self.config, training, self.checkpoints))
 
 
 class _FollowerTraining:
     """One update per fold, as on rank 0."""
 
-    def __init__(self, training: RankTraining, checkpoints: CheckpointWriter, run: str) -> None:
-        self._training, self._checkpoints, self._run = training, checkpoints, run
+    def __init__(self, training: RankTraining, checkpoints: CheckpointWriter) -> None:
+        self._training, self._checkpoints = training, checkpoints
         self._services = training.rendezvous.services
 
     def fold(self, polled: Polled) -> list[Output]:
@@ -71,7 +71,7 @@ class _FollowerTraining:
             for received in polled.records:
                 if isinstance(received.record, MicroBatch):
                     self._training.add_part(received.record, received.partition, received.offset)
-        outputs = dead_letters(self._training.take_rejected(), self._run, self._services.unix_ms())
+        outputs = dead_letters(self._training.take_rejected(), self._services.unix_ms())
         if not polled.caught_up:
             return outputs
         if self._training.next_batch is None:

@@ -18,7 +18,7 @@ from pipelines.cli.options import Address, JsonOption, Printing
 from pipelines.cli.repair import ExecuteOption
 from pipelines.present.output import Report, RowOutput, utc
 from schemas.block_codec import decode_as_blocks
-from schemas.records import DeadLetter
+from schemas.records import DRAW_PROMPTS, DeadLetter
 from schemas.topics import CATALOGUE, DEAD_LETTERS
 
 app = Commands(no_args_is_help=True)
@@ -64,8 +64,8 @@ def replay(
     """Publish the records of dead letters again, to the topic and partition they came from. Dry run unless --execute.
 
     Fix the cause first. Each record is read at its original offset and keeps its key and headers. Consumers drop
-    records that they have processed already, so a record that is sent twice counts once. Exits with 1 if retention
-    has deleted one of the records.
+    records that they have processed already, so a record that is sent twice counts once. Rows of prompts are passed
+    over. Exits with 1 if retention has deleted one of the records.
 
     \b
     Examples:
@@ -93,11 +93,11 @@ def replay(
         {
             "from": f"{letter.topic} {letter.partition}:{letter.offset}",
             "bytes": original.size if original is not None else len(letter.payload),
-            "action": sent if original is not None else "none: deleted by retention",
+            "action": _action(letter, original, sent),
         }
         for letter, original in found
     ]
-    deleted = sum(original is None for _, original in found)
+    deleted = sum(original is None and letter.step != DRAW_PROMPTS for letter, original in found)
     hint = "" if execute or not rows else "\nDry run: nothing was sent. Use --execute."
     return Report(
         rows,
@@ -125,13 +125,22 @@ def _letters(client: ClientProperties, run: str, where: str) -> Iterator[tuple[S
             yield record, record.rows[0].records()[0]
 
 
+def _action(letter: DeadLetter, original: StoredRecord | None, sent: str) -> str:
+    if letter.step == DRAW_PROMPTS:
+        return "none: a row of prompts"
+    return "none: deleted by retention" if original is None else sent
+
+
 def _topic_of(letter: DeadLetter, run: str) -> str:
     """Return the full name of the topic of `letter`."""
     return CATALOGUE[letter.topic].name(run) if letter.topic in CATALOGUE else letter.topic
 
 
 def _original(client: ClientProperties, topic: str, letter: DeadLetter) -> StoredRecord | None:
-    """Return the original record of `letter`, its value as its only row; None if `topic` does not have it any more."""
+    """Return the original record of `letter`, its value as its only row; None if `topic` does not have it any more, or
+    the letter is of a row of prompts."""
+    if letter.step == DRAW_PROMPTS:  # its topic is a file, or a task
+        return None
     try:
         offsets = partition_ranges(client, topic).get(letter.partition)
     except UnknownTopic:

@@ -99,25 +99,28 @@ def deployed_access(file: Path, holder: str) -> GatewayAccess:
     if not url:
         raise GatewayError(f"{GATEWAY_URL} is not set: use --config in a container of the gateway, elsewhere --run")
     config = load_config(file)
+    if config.gateway is not None and config.gateway.advertise:
+        url = _with_host(url, config.gateway.advertise)
     return GatewayAccess(url, _key_of(config, config.run_folder, holder))
 
 
 def url_here(url: str) -> str:
     """The `url` of a gateway with a host to which this machine can connect: it may listen at all addresses."""
-    return _with_host(url, "[::1]" if "[" in url else "127.0.0.1")
+    return _with_host(url, "::1" if "[" in url else "127.0.0.1") if _is_unspecified(url) else url
 
 
 def url_elsewhere(url: str) -> str:
     """The `url` of a gateway of this machine for other machines: of all its addresses, its name."""
-    return _with_host(url, machine_name())
+    return _with_host(url, machine_name()) if _is_unspecified(url) else url
+
+
+def _is_unspecified(url: str) -> bool:
+    return is_unspecified(urlsplit(url).hostname or "")
 
 
 def _with_host(url: str, host: str) -> str:
-    """Return `url` with `host` in place of an address that stands for all of a machine."""
     parts = urlsplit(url)
-    if parts.hostname is None or not is_unspecified(parts.hostname):
-        return url
-    return urlunsplit(parts._replace(netloc=f"{host}:{parts.port}"))
+    return urlunsplit(parts._replace(netloc=f"{f'[{host}]' if ':' in host else host}:{parts.port}"))
 
 
 def _key_of(config: Config, folder: Path, holder: str) -> str:

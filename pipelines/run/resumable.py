@@ -45,6 +45,7 @@ RESUMABLE: Mapping[str, tuple[str, ...]] = {
     "progress.restore_s": ALL_PIPELINES,
     "progress.stalled": ALL_PIPELINES,
     "agents.memory_limit_mb": ("agents",),
+    "gateway.advertise": ("gateway",),
 }
 """The keys that may change when a run is resumed, as no record of the run depends on them, and the roles whose process
 or respawner reads each; others are read by a start and by commands."""

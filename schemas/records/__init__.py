@@ -16,6 +16,7 @@ from schemas.records.relays import RelayChain, RelayLink, RelayStatus
 from schemas.records.scaling import ScalingDecision, ScalingOutcome
 from schemas.records.stage_groups import GroupPlan, RelayArrival, Stage, StageGroup, StageStatus
 from schemas.records.status import (
+    DRAW_PROMPTS,
     CommitNote,
     DeadLetter,
     Metric,

@@ -50,6 +50,10 @@ class Metric:
     measured_at: int
 
 
+DRAW_PROMPTS = "draw prompts"
+"""The step whose dead letters are of rows of prompts, not of records."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
     """A record that could not be processed, with its position and payload, so that it can be processed again."""
@@ -57,7 +61,7 @@ class DeadLetter:
     step: str
     reason: str
     topic: str
-    """The short name of its topic; of a row of prompts, the file. Up to 0.2.0 some had the topic's full name."""
+    """The short name of its topic; of a row of prompts, its file or task. Some of 0.2.0 have the full name."""
     partition: int
     offset: int
     payload: bytes

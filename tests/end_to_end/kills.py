@@ -24,16 +24,16 @@ def kill(run: LaminarRun, name: str) -> None:
     if name == ZYGOTE:
         pids = set(run.role_pids())
         os.kill(run.zygote_pid(), signal.SIGKILL)
-        run.until(lambda: len(run.role_pids()) == len(pids) and pids.isdisjoint(run.role_pids()), 60, "other roles")
+        run.until(lambda: len(run.role_pids()) == len(pids) and pids.isdisjoint(run.role_pids()), 120, "other roles")
         return
     if name == BROKER:
         before = run.broker_pid()
         os.kill(before, signal.SIGKILL)
-        run.until(lambda: run.broker_pid() != before and psutil.pid_exists(run.broker_pid()), 60, "another broker")
+        run.until(lambda: run.broker_pid() != before and psutil.pid_exists(run.broker_pid()), 120, "another broker")
         return
     before = run.pid_of(name)
     os.kill(before, signal.SIGKILL)
-    run.until(lambda: run.state()["roles"][name]["pid"] not in (None, before), 60, f"another {name}")
+    run.until(lambda: run.state()["roles"][name]["pid"] not in (None, before), 120, f"another {name}")
 
 
 def rounds(seed: int, names: Sequence[str] = ALL) -> Iterator[str]:

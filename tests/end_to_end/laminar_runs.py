@@ -144,7 +144,7 @@ class LaminarRun(Command):
         """Resume the run with the command `laminar WORDS`."""
         self._code = None
         self.pid = self.server.start(words, self.here, self.output_file)
-        self.until(lambda: self.state().get("pid") == self.pid, 60, "resumed run")
+        self.until(lambda: self.state().get("pid") == self.pid, 120, "resumed run")
 
     def state(self) -> dict[str, Any]:
         """The content of state.json; empty before it exists."""
@@ -186,7 +186,7 @@ class LaminarRun(Command):
 
         self.until(entered, seconds, f"phase {phase!r}")
 
-    def pid_of(self, role: str, seconds: float = 30.0) -> int:
+    def pid_of(self, role: str, seconds: float = 120.0) -> int:
         """The process id of `role`, once it has a process."""
         return int(self.until(lambda: self.state().get("roles", {}).get(role, {}).get("pid"), seconds, f"role {role}"))
 
@@ -199,7 +199,7 @@ class LaminarRun(Command):
 
     def zygote_pid(self) -> int:
         """The parent process of the live roles."""
-        return int(self.until(self._zygote_pid, 30, "zygote"))
+        return int(self.until(self._zygote_pid, 120, "zygote"))
 
     def _zygote_pid(self) -> int | None:
         for role in self.role_pids():

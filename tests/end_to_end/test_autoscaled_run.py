@@ -23,7 +23,7 @@ from pipelines.roles import LIGHT
 from schemas.records import ReplicaStatus, ScalingDecision, ScalingOutcome, Trajectory
 from schemas.topics import REPLICAS, SCALING, TRAJECTORIES
 
-STEPS = 14
+STEPS = 28
 """The second decision comes about half way: a step takes a second at least."""
 
 

@@ -33,7 +33,7 @@ def test_compact_run_survives_kills_of_each_process(start_run: StartRun, run_id:
         kill(run, name)
         starts = sum(each in (LIGHT, ZYGOTE) for each in KILLS[:count]) + 1  # the roles die with the zygote
         run.until(lambda n=starts: f"start {n} of laminar.{run_id}.score.0 " in log.read_text(), 60, f"start {starts}")  # type: ignore[misc]
-    assert run.wait(240) == 0, run.output()
+    assert run.wait(600) == 0, run.output()
     audit = run.audit()
     assert audit["passed"]
     assert (audit["trained"], audit["lost"], audit["trained_twice"]) == (STEPS * 16, 0, 0)
@@ -52,7 +52,7 @@ def test_compact_run_stops_on_a_signal_and_resumes_isolated(
     (tmp_path / "mine.py").write_text("import beside\n\n\ndef mine(text): return beside.value(text)\n")
     (tmp_path / "beside.py").write_text("def value(text): return 0.0\n")
     reward = LENGTH_REWARD.replace("}}]", f"}}}}, {{name='{tmp_path}/mine.py:mine'}}]")
-    run = start_run(run_id, servers, COMPACT, "trainer.optimizer_steps=6", reward)
+    run = start_run(run_id, servers, COMPACT, "trainer.optimizer_steps=12", reward)
     run.until_phase("training")
     light = psutil.Process(run.pid_of(LIGHT))
     stop_cleanly(run, signal.SIGTERM)
@@ -63,8 +63,8 @@ def test_compact_run_stops_on_a_signal_and_resumes_isolated(
     assert "1 of the files that the run reads are not as they were at its start" in refused.output()
     assert f"\n    {tmp_path}/beside.py has changed\n" in refused.output()
     run.resume("run.layout=isolated", options=["--accept-changes"])
-    assert run.wait(240) == 0, run.output()
+    assert run.wait(600) == 0, run.output()
     assert [len(each["changes"]) for each in json.loads((run.folder / INPUTS_FILE).read_text())["accepted"]] == [1]
     assert {"score", "experience"} <= set(run.state()["roles"])
     audit = run.audit()
-    assert (audit["passed"], audit["trained"], audit["trained_twice"]) == (True, 6 * 16, 0)
+    assert (audit["passed"], audit["trained"], audit["trained_twice"]) == (True, 12 * 16, 0)

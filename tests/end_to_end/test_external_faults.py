@@ -126,7 +126,8 @@ def ended(start_run: StartRun, emulated_config: Path, tmp_path_factory: pytest.T
         here = tmp_path_factory.mktemp("here")
         near = "placement.prompt_lead=4"  # so that the garbage among the prompts is read long before the run's end
         disturbed = start_run("disturbed", servers, COMPACT, steps, source, rewards, near, here=here)
-        undisturbed = start_run("undisturbed", servers, config=emulated_config)
+        slow_steps = "trainer.emulation.step_s=[[0, 300], [100000, 300]]"
+        undisturbed = start_run("undisturbed", servers, slow_steps, config=emulated_config)
         undisturbed.until_phase("training")
         its_trainer = undisturbed.pid_of("trainer")
         os.kill(its_trainer, signal.SIGSTOP)  # so that the run does not end before the broker stops
@@ -135,7 +136,9 @@ def ended(start_run: StartRun, emulated_config: Path, tmp_path_factory: pytest.T
         write_metrics(broker, disturbed.name)
         # Heartbeats and inboxes are read from the end at a start, so a restarted role would skip these records.
         wanted = set(read_by_pipelines(garbage))
-        disturbed.until(lambda: wanted <= set(letters_by_place(client, disturbed)), 30, "a dead letter for each record")
+        disturbed.until(
+            lambda: wanted <= set(letters_by_place(client, disturbed)), 120, "a dead letter for each record"
+        )
         for run in (disturbed, undisturbed):
             assert not any(role["restarts"] for role in run.state()["roles"].values()), run.state()
         os.kill(disturbed.pid_of(LIGHT), signal.SIGKILL)  # a restart reads back the roles' own records

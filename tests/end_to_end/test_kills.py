@@ -47,7 +47,7 @@ def test_run_restarts_a_killed_warm_start(start_run: StartRun, broker: Broker, r
     stop_cleanly(run, signal.SIGINT)
 
 
-@pytest.mark.timeout(480)
+@pytest.mark.timeout(900)
 def test_run_survives_the_kill_of_each_process(
     start_run: StartRun, command_server: CommandServer, run_id: str, model_folder: Path
 ) -> None:
@@ -57,7 +57,7 @@ def test_run_survives_the_kill_of_each_process(
         with_it = [psutil.Process(pid) for pid in run.role_pids()] if name == ZYGOTE else []
         kill(run, name)
         assert not any(is_running(process) for process in with_it)
-    assert run.wait(240) == 0, run.output()
+    assert run.wait(600) == 0, run.output()
     audit = run.audit()
     assert audit["passed"]
     assert (audit["lost"], audit["trained_twice"], audit["without_reason"], audit["failed"]) == (0, 0, 0, 0)

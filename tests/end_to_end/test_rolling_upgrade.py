@@ -53,7 +53,7 @@ ROLES = {
     "rollout-1": GENERATING,
 }
 """The roles of the run and their machines."""
-PROGRESS_S = 120.0
+PROGRESS_S = 240.0
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def cluster(broker: Broker, run_id: str, model_folder: Path, tmp_path: Path, old
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_roles_are_upgraded_one_by_one(cluster: Cluster) -> None:
     for role in ROLES:
         cluster.start(role, "old")

@@ -22,7 +22,7 @@ from infra.models.weights import weight_tensors
 from pipelines.config import load_config
 from schemas.topics import BATCHES, SETTLED, Topic
 
-STEPS, MORE_STEPS = 16, 20
+STEPS, MORE_STEPS = 22, 26
 CHANGES = ("trainer.ranks=2", f"trainer.optimizer_steps={STEPS}", "trainer.checkpoint_every=4")
 ONE_RANK = ("trainer.ranks=1", "trainer.batch_shares=2", f"trainer.optimizer_steps={MORE_STEPS}")
 SHARDS = ("experience.shards=2", "kafka.partitions=2")
@@ -39,13 +39,13 @@ def test_killed_ranks_train_the_same_weights(
         until_trained(run, first_step + rng.randrange(3))
         assert not exposed_addresses(listening_sockets(run.processes()))  # including torch's store and collectives
         kill(run, role)
-    assert run.wait(240) == 0, run.output()
+    assert run.wait(600) == 0, run.output()
     restarts = {name: role["restarts"] for name, role in run.state()["roles"].items()}
     assert min(restarts["trainer"], restarts["trainer-1"]) >= 2, restarts  # its own kill, and that of the other
     assert (restarts["experience"], restarts["experience-1"]) == (1, 1)
     replay(command_server, run)  # with two ranks: exit code 0 if all bits are equal
     run.resume(*ONE_RANK)
-    assert run.wait(240) == 0, run.output()
+    assert run.wait(600) == 0, run.output()
     audit = run.audit()
     assert audit["passed"]
     assert (audit["trained"], audit["lost"], audit["trained_twice"], audit["failed"]) == (MORE_STEPS * 16, 0, 0, 0)

@@ -152,16 +152,16 @@ def test_open_transactions_distinguishes_hanging_ones(credulous: Broker, topic: 
     hang(credulous, topic, False)
     other = f"{topic}-other"
     with admin_client(credulous.client()) as admin:
-        create_topics(admin, [TopicSpec(other, 1)])
+        create_topics(admin, [TopicSpec(other, 2)])
     with KafkaProducer(**credulous.client().producer(transactional_id="at work")) as producer:
         producer.init_transactions()
         producer.begin_transaction()
-        producer.send(other, b"in it", partition=0).get(10)
+        producer.send(other, b"in it", partition=1).get(10)
         with admin_client(credulous.client()) as admin:
             found = open_transactions(admin, [topic, other])
             assert [(each.topic, each.partition, each.hangs) for each in found] == [
                 (topic, 0, True),
-                (other, 0, False),
+                (other, 1, False),
             ]
             assert found[1].transactional_id == "at work"
             write_marker(admin, found[0])

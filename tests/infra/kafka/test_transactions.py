@@ -95,6 +95,7 @@ def test_transaction_times_out_on_lost_response(broker: Broker, run_id: str, los
             "begin_commit": producer.commit_transaction,
             "send_offsets_to_transaction": lambda: producer.send_offsets_to_transaction({}, run_id),
         }
+        assert producer._bound_s == 19.0
         producer._bound_s = 0.95
         began = time.monotonic()
         with pytest.raises(KafkaTimeoutError, match="did not end within"):

@@ -75,19 +75,6 @@ def test_relay_fetches_the_newest_version_only() -> None:
         assert not relays[1].has("1.1")
 
 
-def test_relay_fetches_a_lost_version_again() -> None:
-    data = weights(8)
-    manifest = manifest_of("1.1", data)
-    with machines(2) as relays:
-        store_version(relays[0].store, manifest, data)
-        configure(relays, manifest)
-        until(lambda: relays[1].has("1.1"))
-        for file in relays[1].store.root.glob("1.1*"):
-            file.unlink()
-        until(lambda: relays[1].has("1.1"))
-        assert relays[1].bytes_of("1.1") == data.tobytes()
-
-
 def test_relay_rejects_other_bytes_of_the_same_version() -> None:
     """The master has other bytes under this version: relays do not accept them for the manifest."""
     stored, announced = weights(6), weights(7)

@@ -213,3 +213,25 @@ def test_a_newer_version_ends_an_offer_that_is_not_used(caplog: pytest.LogCaptur
         assert pusher.wait_delivered(publish(pusher, store, master, number=2).version, 10)
         assert time.monotonic() - before < weight_pusher.OFFER_TIMEOUT_S / 2
     assert "did not accept" not in caplog.text
+
+
+def test_another_master_ends_an_offer_that_is_not_used() -> None:
+    with machines(1) as (master,), machines(1, first=1) as (other,), pusher_to(master) as (pusher, store):
+        manifest = publish(pusher, store)
+        until(lambda: master.node._pushes._offers)
+        configure([other], manifest)
+        pusher.set_chain(chain_over([other.link]))
+        before = time.monotonic()
+        assert pusher.wait_delivered(manifest.version, 10)
+        assert time.monotonic() - before < weight_pusher.OFFER_TIMEOUT_S / 2
+
+
+def test_a_newer_version_does_not_end_an_offer_in_use() -> None:
+    """What has been sent would be lost."""
+    with machines(1, rate=5e5) as (master,), pusher_to(master) as (pusher, store):
+        publish(pusher, store, master)
+        until(lambda: pusher._connection is not None and pusher._unused_offer is None)
+        in_use = pusher._connection
+        pusher.announce(manifest_of("1.2", weights(2)))
+        until(lambda: master.has("1.1"))
+        assert pusher._connection in (in_use, None) or master.has("1.1")

@@ -66,9 +66,9 @@ def test_zygote_holds_the_listener_of_the_gateway_that_it_starts(
         socket.create_connection(address, timeout=30)
 
 
-@pytest.mark.parametrize(("name", "url_host"), [("", "127.0.0.1"), ("gpu1.example", "gpu1.example"), ("::1", "[::1]")])
+@pytest.mark.parametrize(("name", "url_host"), [("", "127.0.0.2"), ("localhost", "localhost"), ("::1", "[::1]")])
 def test_agents_get_the_advertised_host(name: str, url_host: str, tmp_path: Path) -> None:
-    with listen(GatewayConfig(advertise=name), tmp_path) as listening:
+    with listen(GatewayConfig(host="127.0.0.2", advertise=name), tmp_path) as listening:
         port = listening.getsockname()[1]
     assert json.loads((tmp_path / ADDRESS_FILE).read_text())["url"] == f"http://{url_host}:{port}/v1"
 

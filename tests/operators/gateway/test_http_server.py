@@ -325,11 +325,15 @@ def test_missing_certificate_is_named() -> None:
         server_context(GatewayConfig(certificate_file="none.pem", key_file="none.key"))
 
 
-@pytest.mark.parametrize("name", ["gateway.example:8443", "https://gateway.example", "a/b", "0.0.0.0", "::", "a b"])
+@pytest.mark.parametrize("name", ["a.example:8443", "https://a.example", "a/b", "0.0.0.0", "::", "a b", "a?b", "-a"])
 def test_gateway_advertises_a_host_without_a_port(name: str) -> None:
+    wide = {"host": "0.0.0.0", "certificate_file": "one.pem", "key_file": "one.pem"}
     with pytest.raises(ValueError, match="advertise must be a host name or address, without a port, not"):
-        GatewayConfig(advertise=name)
-    assert GatewayConfig(advertise="2001:db8::1").advertise == "2001:db8::1"
+        GatewayConfig(**wide, advertise=name)
+    for valid in ("2001:db8::1", "gpu1.example", "gpu1"):
+        assert GatewayConfig(**wide, advertise=valid).advertise == valid
+        with pytest.raises(ValueError, match=r"cannot connect at host '127\.0\.0\.1': set host, too"):
+            GatewayConfig(advertise=valid)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "gateway.example"])

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,57 +12,19 @@ from typing import Any
 import pytest
 from blake3 import blake3
 from record_factories import status, version
+from relay_folds import DATA, Relay, add, letters, manifest
 from waiting import until
 
-from infra.files import create_secret
 from infra.kafka.properties import ClientProperties
 from infra.store.incoming_version import Seal
-from infra.store.ownership import is_used
 from infra.store.sealed_objects import sealed_versions
 from infra.store.weight_store import WeightStore
-from infra.transport.relay_node import RelayNode
-from operators.io.elements import Output, PartitionKey, Polled, ReceivedRecord
 from operators.relay import relay as relay_module
 from operators.relay.config import RelayConfig
-from operators.relay.relay import RelayFold, RelayStep, manifest_mismatch, versions_to_forget
-from operators.relay.tiers import open_tiers
+from operators.relay.relay import RelayStep, manifest_mismatch, versions_to_forget
 from schemas.codec import decode, encode
-from schemas.records import DeadLetter, Metric, PolicyVersion, RelayChain, RelayLink, RelayStatus, WeightVersion
+from schemas.records import DeadLetter, Metric, PolicyVersion, RelayChain, RelayLink, RelayStatus
 from schemas.topics import DEAD_LETTERS
-
-DATA = b"weights"
-PARTITION = PartitionKey("relay", 0)
-KAFKA = "127.0.0.1:9092"
-
-
-class Relay:
-    """A relay under test; `next_offset` is the next offset of the relay topic."""
-
-    def __init__(self, root: Path, state: dict[str, Any] | None = None, next_offset: int = 0, **changes: Any) -> None:
-        self.next_offset, self.root = next_offset, root
-        config = RelayConfig(str(root), relay=3, token_file=str(root.parent / "token"), **changes)
-        create_secret(Path(config.token_file))
-        store = WeightStore(root, config.keep_versions)
-        node = RelayNode(store, "run", config.relay, config.endpoint(KAFKA), config.link(), config.link())
-        tiers = open_tiers(config, "run", store)
-        self.fold = RelayFold(config, store, node, state or {}, wall_s=lambda: 1.5, tiers=tiers)
-
-    def receive(self, *records: Any, caught_up: bool = True) -> Sequence[Output]:
-        received = tuple(ReceivedRecord("relay", 0, self.next_offset + n, record) for n, record in enumerate(records))
-        self.next_offset += len(records)
-        return self.fold.fold(Polled("group", 1, received, (), {PARTITION: self.next_offset}, caught_up))
-
-    def held(self, *records: Any) -> tuple[str, ...]:
-        """The versions of its heartbeat after it has consumed `records`."""
-        self.receive(*records)
-        status = self.fold.status()
-        assert status is not None
-        return status.versions
-
-    def checkpoint(self) -> tuple[int, Any]:
-        checkpoint = self.fold.checkpoint({PARTITION: self.next_offset})
-        assert checkpoint.ledger_from is None
-        return checkpoint.low_water[PARTITION], checkpoint.state
 
 
 @pytest.fixture
@@ -78,36 +39,6 @@ def relay(store: WeightStore) -> Iterator[Relay]:
     opened = Relay(store.root, keep_versions=2)
     yield opened
     opened.fold.close()
-
-
-def manifest(version: str, data: bytes = DATA, **changes: Any) -> WeightVersion:
-    plain = WeightVersion(
-        version=PolicyVersion.parse(version),
-        parent=None,
-        step=1,
-        file=f"{version}.safetensors",
-        bytes=len(data),
-        blake3=blake3(data).hexdigest(),
-        tensors=(),
-        batches=(1,),
-        batch_offsets=(1,),
-        trajectories_trained=1,
-        final=False,
-        created_at=1,
-    )
-    return replace(plain, **changes)
-
-
-def add(store: WeightStore, version: str, data: bytes = DATA) -> WeightVersion:
-    """Write a version to the store and return its manifest."""
-    incoming = store.begin(PolicyVersion.parse(version), len(data))
-    incoming.view[:] = data
-    incoming.seal()
-    return manifest(version, data)
-
-
-def letters(outputs: Sequence[Output]) -> list[DeadLetter]:
-    return [output.record for output in outputs if isinstance(output.record, DeadLetter)]
 
 
 def test_relay_reports_a_version_once_its_manifest_matches(relay: Relay, store: WeightStore) -> None:
@@ -355,35 +286,6 @@ def test_relay_keeps_needed_versions_before_those_of_replicas(store: WeightStore
     assert store.live_versions() == [version(1)]
     assert store.evict(keep=2) == [version(0)]
     relay.fold.close()
-
-
-def test_relay_awaits_lost_versions_again(relay: Relay, store: WeightStore) -> None:
-    """Files that vanish without being evicted, as from a cleared shared memory."""
-    manifests = [manifest("1.0"), add(store, "1.1"), add(store, "1.2")]
-    assert relay.held(*manifests) == ("1.2", "1.1")
-    for file in store.root.glob("1.*"):
-        file.unlink()
-    assert relay.held() == ()
-    assert relay.checkpoint()[0] == 1  # a restart reads the manifests of both
-    add(store, "1.2")
-    assert relay.held() == ("1.2",)
-    assert relay.held(add(store, "1.3"), add(store, "1.4")) == ("1.4", "1.3")
-    assert relay.checkpoint()[0] == 3  # 1.1 and 1.2 would be evicted on arrival
-
-
-def test_relay_creates_a_removed_store_again(relay: Relay, caplog: pytest.LogCaptureFixture) -> None:
-    """Otherwise it would try for ever in a folder that nobody creates."""
-    root = relay.root
-    with WeightStore(root) as store:
-        assert relay.held(announced := add(store, "1.1")) == ("1.1",)
-    shutil.rmtree(root)
-    relay.receive()
-    assert [each for each in caplog.messages if "was removed: its versions are fetched again" in each]
-    assert relay.checkpoint()[0] == 0
-    with WeightStore(root) as store:
-        assert add(store, "1.1") == announced
-    assert relay.held() == ("1.1",)
-    assert is_used(root)
 
 
 def test_relay_dead_letters_an_unfetchable_manifest_once(relay: Relay, store: WeightStore) -> None:

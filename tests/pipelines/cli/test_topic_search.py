@@ -35,8 +35,8 @@ def filled(broker: Broker) -> ClientProperties:
 
 
 def fill(broker: Broker, run: str) -> ClientProperties:
-    """Twenty settled trajectories on two partitions, an undecodable record, and two dead letters: of that record and of
-    a deleted one. Record n has the timestamp 1,700,000,000 + n seconds.
+    """Twenty settled trajectories on two partitions, an undecodable record, and three dead letters: of that record, of
+    the one before, and of a deleted one. Record n has the timestamp 1,700,000,000 + n seconds.
     """
     client = ClientProperties.at(broker.bootstrap_servers)
     settled, letters = SETTLED.name(run), DEAD_LETTERS.name(run)
@@ -50,7 +50,7 @@ def fill(broker: Broker, run: str) -> ClientProperties:
         at = 1_700_000_000_000 + 1000 * number
         producer.send(settled, value, b"k", list(headers), number % 2, timestamp_ms=at)
     producer.send(settled, b"\xff", b"odd", [("mine", b"1")], 0, timestamp_ms=1_700_000_100_000)
-    for offset, topic in ((10, "settled"), (99, settled)):  # older releases wrote the full name
+    for offset, topic in ((10, "settled"), (9, settled), (99, "settled")):  # older releases wrote the full name
         value, headers = encode(DeadLetter("read settled", "no laminar-schema header", topic, 0, offset, b"\xff", 0))
         producer.send(letters, value, headers=list(headers), partition=0)
     producer.flush()
@@ -162,7 +162,7 @@ def test_tail_prints_kcat_formats(laminar: Laminar) -> None:
 
 def test_dlq_replay_publishes_records_with_execute(laminar: Laminar, broker: Broker, run_id: str) -> None:
     filled, dlq = fill(broker, run_id), functools.partial(laminar, "topics", "dlq", run=run_id)
-    assert len(json.loads(dlq("list", "--json")[1])) == 2
+    assert len(json.loads(dlq("list", "--json")[1])) == 3
     assert json.loads(dlq("list", "-w", "reason ~ 'other'", "--json")[1]) == []
     code, out, _ = dlq("replay")
     assert code == 1  # one record is deleted
@@ -173,8 +173,11 @@ def test_dlq_replay_publishes_records_with_execute(laminar: Laminar, broker: Bro
     before = len(list(read_topic(filled, name)))
     dlq("replay", "--execute")
     *_, last = read_topic(filled, name, partitions=[0])
-    assert len(list(read_topic(filled, name))) == before + 1
-    assert (last.offset, last.key, last.headers) == (11, b"odd", (("mine", b"1"),))
+    assert len(list(read_topic(filled, name))) == before + 2
+    assert (last.offset, last.key, last.headers) == (12, b"k", last.headers)
+    assert ids(laminar("topics", "find", "settled", "-o", "-1", "-p", "0", "-O", "jsonl", run=run_id)) == ["p18.0"]
+    odd = next(record for record in read_topic(filled, name, partitions=[0]) if record.offset == 11)
+    assert (odd.key, odd.headers) == (b"odd", (("mine", b"1"),))
 
 
 @pytest.mark.parametrize(

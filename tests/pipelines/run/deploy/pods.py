@@ -74,8 +74,8 @@ class Container:
         """The container's first process, once it runs the manifest's command."""
         assert self._process is not None
         found = self._process
-        while found.children():
-            found = found.children()[0]
+        while children := found.children():
+            found = children[0]
             if "unshare" not in found.name():
                 return found
         return found
@@ -102,7 +102,11 @@ class Container:
     def passes(self, probe: str) -> bool:
         """Whether the command of `probe` succeeds in the container."""
         words = self.spec[probe]["exec"]["command"]
-        inside = ["nsenter", "-t", str(self.process().pid), "-m", "-p", "-n", "-r", "--", *words]
+        try:
+            process = self.process()
+        except psutil.NoSuchProcess:
+            return False
+        inside = ["nsenter", "-t", str(process.pid), "-m", "-p", "-n", "-r", "--", *words]
         return subprocess.run(inside, capture_output=True, timeout=30, check=False).returncode == 0
 
     def _environment(self) -> dict[str, str]:

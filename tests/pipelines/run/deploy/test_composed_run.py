@@ -144,6 +144,8 @@ class Composed:
             for name, each in self.containers.items():
                 if not each.running:
                     assert each.wait(30) != 0, f"{name} has ended:\n{each.log.read_text()[-3000:]}"
+                    for file in (self._folder / "services" / f"{name}.tmp").iterdir():
+                        shutil.rmtree(file) if file.is_dir() else file.unlink()  # what is in a tmpfs ends with it
                     each.start()
             logs = "\n".join(f"{name}: {each.log.read_text()[-500:]}" for name, each in self.containers.items())
             assert time.monotonic() < deadline, logs
@@ -245,21 +247,25 @@ def composed(tmp_path: Path) -> Iterator[Composed]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_composed_example_runs_to_a_passed_audit(composed: Composed) -> None:
     composed.start()
     roles = {name: each for name, each in composed.containers.items() if name != "metrics"}
     composed.until(lambda: all(each.passes("health") for each in roles.values()))
     composed.until(lambda: max(composed.exported("laminar_optimizer_step"), default=0) > STEPS)
+    starts = {name: each.starts for name, each in roles.items()}
     roles["rollout-1"].kill()
-    composed.until(lambda: roles["rollout-1"].starts == 2 and roles["rollout-1"].passes("health"))
-    steps = max(composed.exported("laminar_optimizer_step"))
+    composed.until(lambda: roles["rollout-1"].starts > starts["rollout-1"] and roles["rollout-1"].passes("health"))
+    steps = max(composed.exported("laminar_optimizer_step"), default=0)
     composed.until(lambda: max(composed.exported("laminar_optimizer_step"), default=0) > steps + 1)
     composed.until(lambda: composed.exported("laminar_audit_passed") == [1.0])
-    assert {name: each.starts for name, each in roles.items() if each.starts > 1} == {"rollout-1": 2}
+    assert {name: each.starts - starts[name] for name, each in roles.items()} == {
+        name: int(name == "rollout-1") for name in roles
+    }
     for each in composed.containers.values():
         each.send(SIGTERM)
     for name, each in composed.containers.items():
-        code = each.wait(composed.grace_s(name))
+        code = each.wait(max(30.0, composed.grace_s(name)))
         assert code == (128 + SIGTERM if name == "metrics" else 0), f"{name}:\n{each.log.read_text()[-3000:]}"
     audit = composed.laminar("runs", "audit")
     assert audit.returncode == 0, audit.stdout + audit.stderr

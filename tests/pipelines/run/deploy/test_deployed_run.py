@@ -164,6 +164,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_deployed_example_runs_to_a_passed_audit(deployed: Deployed) -> None:
     (topics,) = deployed.containers("-topics")
     topics.start()
