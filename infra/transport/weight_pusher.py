@@ -58,7 +58,7 @@ class WeightPusher:
         self._offer_again_at = 0.0
         self._connection: Connection | None = None
         self._unused_offer: tuple[str, WeightVersion] | None = None
-        """What is offered over `_connection`, and to whom, until the master asks for a chunk of it."""
+        """The address and the manifest of the offer on `_connection`; None once the master has asked for a chunk."""
         self._last_error = ""
         self._closed = False
         self._changed = system.condition()

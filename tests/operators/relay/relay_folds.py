@@ -1,12 +1,13 @@
-"""A relay as a fold, with the store of its machine."""
+"""A relay as a fold, and the store of its machine, as fixtures and as functions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from blake3 import blake3
 
 from infra.files import create_secret
@@ -51,6 +52,20 @@ class Relay:
         checkpoint = self.fold.checkpoint({PARTITION: self.next_offset})
         assert checkpoint.ledger_from is None
         return checkpoint.low_water[PARTITION], checkpoint.state
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[WeightStore]:
+    """The machine's store; the tests write to it as a trainer does."""
+    with WeightStore(tmp_path / "store") as opened:
+        yield opened
+
+
+@pytest.fixture
+def relay(store: WeightStore) -> Iterator[Relay]:
+    opened = Relay(store.root, keep_versions=2)
+    yield opened
+    opened.fold.close()
 
 
 def manifest(version: str, data: bytes = DATA, **changes: Any) -> WeightVersion:

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from record_factories import status, version
-from relay_folds import DATA, Relay, add, manifest
+from relay_folds import DATA, Relay, add, manifest, relay, store
 
 from infra.store.errors import StoreBusy
 from infra.store.ownership import StoreMarks, claim_store, is_used, read_marks
 from infra.store.weight_store import WeightStore
 from schemas.records import RelayChain
 
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[WeightStore]:
-    """The machine's store; the tests write to it as a trainer does."""
-    with WeightStore(tmp_path / "store") as opened:
-        yield opened
-
-
-@pytest.fixture
-def relay(store: WeightStore) -> Iterator[Relay]:
-    opened = Relay(store.root, keep_versions=2)
-    yield opened
-    opened.fold.close()
+__all__ = ["relay", "store"]
+"""Fixtures."""
 
 
 def test_relay_awaits_lost_versions_again(relay: Relay, store: WeightStore) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 from record_factories import status, version
-from relay_folds import DATA, Relay, add, letters, manifest
+from relay_folds import DATA, Relay, add, letters, manifest, relay, store
 from waiting import until
 
 from infra.kafka.properties import ClientProperties
@@ -26,19 +25,8 @@ from schemas.codec import decode, encode
 from schemas.records import DeadLetter, Metric, PolicyVersion, RelayChain, RelayLink, RelayStatus
 from schemas.topics import DEAD_LETTERS
 
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[WeightStore]:
-    """The machine's store; the tests write to it as a trainer does."""
-    with WeightStore(tmp_path / "store") as opened:
-        yield opened
-
-
-@pytest.fixture
-def relay(store: WeightStore) -> Iterator[Relay]:
-    opened = Relay(store.root, keep_versions=2)
-    yield opened
-    opened.fold.close()
+__all__ = ["relay", "store"]
+"""Fixtures."""
 
 
 def test_relay_reports_a_version_once_its_manifest_matches(relay: Relay, store: WeightStore) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,17 @@ def run_file(folder: Path, name: str) -> Path:
     """The configuration `name` as a file."""
     file = folder / "run.toml"
     file.write_text(CONFIG_TEXTS[name])
+    return file
+
+
+def write_example(folder: Path, settings: Mapping[str, Mapping[str, Any]]) -> Path:
+    """The example with `settings` by section and two rollout processes, as a file."""
+    table = tomllib.loads(_EXAMPLE)
+    for section, values in settings.items():
+        table[section] = {**table.get(section, {}), **values}
+    table["rollout"]["processes"] = 2
+    file = folder / "run.toml"
+    file.write_text(tomli_w.dumps(table))
     return file
 
 

@@ -203,6 +203,13 @@ def _bind(source: str, target: str, *, read_only: bool) -> list[str]:
     return [*lines, *([f"mount -o remount,bind,ro {shlex.quote(target)}"] if read_only else [])]
 
 
+def given_to(user: int, folder: Path) -> Path:
+    """`folder`, with all in it, owned by `user`."""
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, user, user)
+    return folder
+
+
 def until_all(containers: Iterable[Container], probe: str, timeout_s: float) -> None:
     """Wait until `probe` passes in all containers. Raises AssertionError if one ends, or after `timeout_s`."""
     deadline, waiting = time.monotonic() + timeout_s, list(containers)

@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,11 +21,11 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-import tomli_w
 import yaml
+from deployments import write_example
 from end_to_end.small_runs import SMALL, make_model
 from faults.network import Network, NoNetwork, within
-from pods import ROOT, Cluster, Container, Pod
+from pods import Cluster, Container, Pod, given_to
 
 from infra.certificates import write_relay_files
 from infra.deploy.kubernetes.pods import USER
@@ -35,7 +34,7 @@ from infra.kafka.broker import java_command
 from infra.kafka.broker_jars import JARS
 from infra.kafka.storage_format import format_storage
 from infra.processes import spawn
-from pipelines.run.deployment import EXAMPLE, files_of, plan_of
+from pipelines.run.deployment import files_of, plan_of
 
 STEPS = 3
 START_S = 400.0
@@ -184,13 +183,7 @@ class Composed:
         return self._network.command(self.hosts["kafka"].name, *words)
 
     def _deploy(self) -> dict[str, Any]:
-        table = tomllib.loads((ROOT / EXAMPLE).read_text())
-        for section, values in SETTINGS.items():
-            table[section] = {**table.get(section, {}), **values}
-        table["rollout"]["processes"] = 2
-        file = self._folder / "run.toml"
-        file.write_text(tomli_w.dumps(table))
-        plan = plan_of(file)
+        plan = plan_of(write_example(self._folder, SETTINGS))
         self.run = plan.run
         files = files_of(plan)
         self._config_text = files["run.toml"]
@@ -223,18 +216,11 @@ class Composed:
     def _secrets(self) -> Path:
         """As docs/deploy.md says: the files of relays, owned by the user of the image."""
         write_relay_files(self._folder / "secrets")
-        return _given(self._folder / "secrets")
+        return given_to(USER, self._folder / "secrets")
 
     def _volume(self) -> Path:
         make_model(self._folder / "volume" / "model", layers=1)
-        return _given(self._folder / "volume")
-
-
-def _given(folder: Path) -> Path:
-    """`folder`, with all in it, given to the user of the image."""
-    for path in (folder, *folder.rglob("*")):
-        os.chown(path, USER, USER)
-    return folder
+        return given_to(USER, self._folder / "volume")
 
 
 @pytest.fixture

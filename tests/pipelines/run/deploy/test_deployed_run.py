@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,13 +19,12 @@ from urllib.request import urlopen
 
 import pyarrow.parquet as pq
 import pytest
-import tomli_w
 import yaml
-from deployments import resources
+from deployments import resources, write_example
 from end_to_end.small_runs import SMALL, make_model
 from faults.cluster import Cluster as Brokers
 from faults.network import Network, NoNetwork, within
-from pods import ROOT, Cluster, Container, Pod, until_all
+from pods import Cluster, Container, Pod, given_to, until_all
 
 from infra.certificates import write_relay_files
 from infra.deploy.kubernetes.pods import USER
@@ -34,7 +32,7 @@ from infra.deploy.plan import METRICS_PORT
 from infra.kafka.topic_reader import read_topic
 from infra.store.names import default_root, version_of
 from infra.store.ownership import open_folder
-from pipelines.run.deployment import EXAMPLE, files_of, plan_of
+from pipelines.run.deployment import files_of, plan_of
 from schemas.records import Experience, RelayChain, RelayStatus, Trajectory, WeightVersion
 from schemas.topics import DEAD_LETTERS, EXPERIENCES, RELAY, RELAY_CHAIN, REPLICAS, TRAJECTORIES
 
@@ -118,13 +116,7 @@ class Deployed:
         return subprocess.run(command, capture_output=True, text=True, cwd=self._folder, timeout=200, check=False)
 
     def _deploy(self) -> list[dict[str, Any]]:
-        table = tomllib.loads((ROOT / EXAMPLE).read_text())
-        for section, values in SETTINGS.items():
-            table[section] = {**table.get(section, {}), **values}
-        table["rollout"]["processes"] = 2
-        file = self._folder / "run.toml"
-        file.write_text(tomli_w.dumps(table))
-        self._plan = plan_of(file)
+        self._plan = plan_of(write_example(self._folder, SETTINGS))
         files = files_of(self._plan)
         documents = [*resources(files), *yaml.safe_load_all(files["kubernetes/export.yaml"])]
         return [each for each in documents if "template" in each.get("spec", {})]
@@ -149,9 +141,7 @@ class Deployed:
 
     def _volume(self) -> Path:
         make_model(self.volume / "model", layers=1)
-        for path in (self.volume, *self.volume.rglob("*")):
-            os.chown(path, USER, USER)
-        return self.volume
+        return given_to(USER, self.volume)
 
 
 @pytest.fixture(scope="module")
