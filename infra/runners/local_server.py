@@ -12,6 +12,7 @@ from pathlib import Path
 
 import grpc
 from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
+from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
 
 from infra.kafka.broker import HOST, free_port, port_is_free
 from infra.listening import exposed_addresses, listening_sockets
@@ -76,7 +77,8 @@ def _join_worker_threads() -> None:
 
 START_TIMEOUT_S = 60.0
 """Seconds that a job server may take to start. Beam's own limit, `--job_server_timeout`, also limits the job."""
-_POLL_S = 0.25
+_ANSWER_S, _PAUSE_S = 1.0, 0.1
+_NO_ANSWER = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 _EMBEDDED = "embed"
 
 
@@ -94,15 +96,17 @@ def wait_for_job_server(options: PipelineOptions) -> bool:
     if not endpoint or endpoint == _EMBEDDED:
         return True
     deadline = time.monotonic() + timeout_s
-    # Not closed here: a thread of grpc may still watch it, and would fail. It is closed when nothing uses it.
-    ready = grpc.channel_ready_future(grpc.insecure_channel(endpoint))
-    while time.monotonic() < deadline and not STOPPING.is_set():
-        try:
-            ready.result(timeout=_POLL_S)
+    # `grpc.channel_ready_future` would leave a thread behind that fails once the channel is closed.
+    with grpc.insecure_channel(endpoint) as channel:
+        jobs = beam_job_api_pb2_grpc.JobServiceStub(channel)
+        while time.monotonic() < deadline and not STOPPING.is_set():
+            try:
+                jobs.GetJobs(beam_job_api_pb2.GetJobsRequest(), timeout=_ANSWER_S, wait_for_ready=True)
+            except grpc.RpcError as error:
+                if error.code() in _NO_ANSWER:
+                    STOPPING.wait(_PAUSE_S)
+                    continue
             return True
-        except grpc.FutureTimeoutError:
-            continue
-    ready.cancel()
     if STOPPING.is_set():
         return False
     raise NoJobServer(f"no job server responds at {endpoint} after {timeout_s:g} s: set --job_endpoint to its address")

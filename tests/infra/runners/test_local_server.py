@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 
 from infra.kafka.broker import port_is_free
-from infra.runners.local_server import ALLOW_VARIABLE, ExposedServer, running_server
+from infra.runners.local_server import (
+    ALLOW_VARIABLE,
+    ExposedServer,
+    NoJobServer,
+    running_server,
+    wait_for_job_server,
+)
+
+
+def server_at(port: int) -> PipelineOptions:
+    return PipelineOptions([f"--job_endpoint=127.0.0.1:{port}", "--job_server_timeout=1"])
 
 
 def listening(port: int, folder: Path) -> list[str]:
@@ -53,3 +67,23 @@ def test_local_server_rejects_an_exposed_port_unless_allowed(monkeypatch: pytest
     monkeypatch.setenv(ALLOW_VARIABLE, "1")
     with running_server("Listener", open_to_all, 10.0) as endpoint:
         assert endpoint
+
+
+def test_wait_ends_as_soon_as_a_job_server_answers() -> None:
+    """An older server need not know the request."""
+    with ThreadPoolExecutor(1) as threads:
+        server = grpc.server(threads)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        assert wait_for_job_server(server_at(port))
+        server.stop(None).wait()
+
+
+def test_wait_for_a_silent_server_raises_and_leaves_no_thread() -> None:
+    before = threading.active_count()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(NoJobServer, match=r"no job server responds at .* after 1 s: set --job_endpoint"),
+    ):
+        wait_for_job_server(server_at(silent.getsockname()[1]))
+    assert threading.active_count() == before

@@ -203,7 +203,7 @@ def test_idle_follower_ends_if_its_part_of_a_checkpoint_fails(tmp_path: Path, tr
     training.train()
     training.ranks = Ranks(1, 2)
     writer = CheckpointWriter(CONFIG, training, tmp_path / "checkpoints")
-    follower = _FollowerTraining(training, writer, "run")
+    follower = _FollowerTraining(training, writer)
     writer.begin()
     with pytest.raises(CheckpointError):
         writer.wait_for_own_part()
