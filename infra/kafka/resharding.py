@@ -1,7 +1,7 @@
 """Changes the number of shards of a role between two of its starts, with exactly one owner of each partition.
 
-1. Every old shard is retired: a session of it, which fences its process, seals its note. From then on the shard cannot
-   start, so the sealed notes are final.
+1. Every old shard is retired: a session of it seals its note. From then on the shard cannot start, so the sealed notes
+   are final. All are fenced first: a transaction that one was killed in would hide the ledger that they share.
 2. One transaction writes the notes of all new shards: each partition's offset and floor from the note of the old shard
    that had it (the lowest if several read it), and the step's state, divided by `split`.
 
@@ -20,6 +20,7 @@ from kafka import TopicPartition
 from kafka.errors import KafkaError, KafkaTimeoutError
 
 from infra.kafka.clients import SessionClients
+from infra.kafka.fencing import CannotFence, fence
 from infra.kafka.note import Note, name_of
 from infra.kafka.run_release import NOTE_HEADER
 from infra.kafka.session import Session, SessionLost
@@ -52,13 +53,16 @@ def reshard(
         _check_not_fixed(first.group, notes, before)
         if before == shards and not any(note.sealed for shard, note in notes.items() if shard < before):
             return None
-        starts = [_retire(sessions(shard, before), clients) for shard in range(before)]
+        old = [sessions(shard, before) for shard in range(before)]
+        for config in old:
+            fence(clients, config.group)
+        starts = [_retire(config, clients) for config in old]
         notes = _notes(clients, first)
         # An earlier change may have sealed the note before.
         if not all(notes[shard].sealed and notes[shard].start == start for shard, start in enumerate(starts)):
             raise KafkaTimeoutError("a sealed note is neither committed nor aborted yet")
         _write(coordinator, clients, _new_notes(sessions, notes, before, shards, split))
-    except KafkaError as error:
+    except (KafkaError, CannotFence) as error:
         raise SessionLost(
             f"{role_prefix(first.group)[:-1]}: its number of shards was not changed: {error!r}"
         ) from error

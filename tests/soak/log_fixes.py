@@ -20,6 +20,12 @@ _OFFSETS = """        if grouped := self.group_offsets_due(last):
 """
 TRANSACTIONS = (
     Fix(
+        "all shards are fenced before the first is retired",
+        "infra/kafka/resharding.py",
+        (("            fence(clients, config.group)\n", "            pass\n"),),
+        "tests/infra/kafka/test_commit_notes_of_other_shards.py::test_transaction_of_a_killed_shard_holds_no_other_up",
+    ),
+    Fix(
         "a broken connection in a transactional request ends the session",
         "infra/kafka/transactions.py",
         (('if isinstance(handler, _TRANSACTIONAL) and "on_complete" not in vars(handler):', "if False:"),),

@@ -12,6 +12,7 @@ from kafka import KafkaProducer, TopicPartition
 from shard_sessions import Open
 
 import infra.kafka.resharding
+import infra.kafka.session
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
 from infra.kafka.clients import KafkaClients
@@ -177,6 +178,20 @@ def test_new_shard_reads_again_what_one_of_the_old_ones_had_not(role: Role, monk
     alone = role.start(0, 1)
     assert set(alone.positions().values()) == {1}
     assert sorted(record.value for record in alone.ledger) == [b"0b", b"1b", b"2b", b"3b"]
+
+
+def test_transaction_of_a_killed_shard_holds_no_other_up(role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would hide the ledger that they share until Kafka aborts it, after the transaction time-out."""
+    divided = role.config
+    ledger = divided(0, 1).ledger
+    monkeypatch.setattr(role, "config", lambda shard, shards: replace(divided(shard, shards), ledger=ledger))
+    monkeypatch.setattr(infra.kafka.session, "CATCH_UP_S", 20 - divided(0, 1).transaction_timeout_s)
+    role.start(0, 2)
+    killed = role.start(1, 2)
+    killed._producer.begin([])
+    killed._producer.send(ledger[0].topic, b"open", None, [], ledger[0].partition)
+    killed._producer.flush()
+    assert role.reshard(1) == 2
 
 
 def test_reshard_is_repeated_until_sealed_notes_are_visible(role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
