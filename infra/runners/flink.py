@@ -35,6 +35,10 @@ _BUNDLES_ANOTHER_BEAM = "beam-sdks-java-harness-"
 """A jar for Java steps that bundles classes of another Beam version."""
 _JOB_SERVER_JAR = re.compile(r"beam-runners-flink-(?P<flink>\d+\.\d+)-job-server-(?P<beam>\d+\.\d+\.\d+)\S*\.jar$")
 _OPENED_PACKAGES = ("java.lang", "java.util", "java.nio", "sun.nio.ch")
+_SUBMISSIONS = 64
+"""Jobs that one server can start at a time. Flink holds a thread of Java's common pool until a job has started, and
+needs another to start it: with the default, one thread a processor, eight jobs waited for each other for ever.
+"""
 _START_S = 60.0
 _SLOTS_S = 20.0
 """Seconds in which the slots of a job that has ended become free, and restarted task managers register theirs."""
@@ -93,7 +97,12 @@ def server_jars(progress: PrintProgress = lambda message: None) -> list[Path]:
 def java_options(folder: Path) -> list[str]:
     """The options of Java for a process with Flink's and Beam's classes, whose temporary files are in `folder`."""
     add_opens = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED_PACKAGES]
-    return [*add_opens, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", f"-Djava.io.tmpdir={folder}"]
+    properties = {
+        "org.slf4j.simpleLogger.defaultLogLevel": "warn",
+        "java.io.tmpdir": folder,
+        "java.util.concurrent.ForkJoinPool.common.parallelism": _SUBMISSIONS,
+    }
+    return [*add_opens, *(f"-D{name}={value}" for name, value in properties.items())]
 
 
 def check_cluster(master: str) -> None:
