@@ -92,7 +92,8 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
     """The medians of each number of shards, whose jobs run by turns."""
     scratch = tempfile.TemporaryDirectory(prefix="laminar-data-plane-", ignore_cleanup_errors=True)
     with scratch as folder, start_broker(BrokerConfig(Path(folder) / "kafka")) as broker:
-        cluster = FlinkCluster(Path(folder) / "flink", TASKS, loopback(TASKS), slots=2)
+        spread = {"cluster.evenly-spread-out-slots": "true"}  # else Flink may give one task manager both of two shards
+        cluster = FlinkCluster(Path(folder) / "flink", TASKS, loopback(TASKS), slots=2, configuration=spread)
         try:
             cluster.start()
             found: dict[int, list[Measured]] = {shards: [] for shards in options.shards}
