@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pipelines.config import Config, parse_config
 from pipelines.inspect.run_state.events import LagMeasured, RolesChanged, RoleState, Tick
 from pipelines.inspect.run_state.state import RunState, fold, fold_all, new_run
 from pipelines.inspect.run_state.waiting import SILENT_MS, is_over
+from pipelines.run import run_guard
 from pipelines.run.run_guard import END_MS, MIN_DRAWN, SHARD_AGE_MS, RunFailing, RunGuard
 from schemas.records import Metric
 
@@ -103,7 +105,7 @@ def test_run_is_over_without_a_replica_that_is_lost() -> None:
     assert not is_over(fold_all(state, [heartbeat(1, START, 0), lag]))  # its clock is slow
 
 
-def test_guard_reads_experiences_since_errors_began() -> None:
+def test_guard_reads_experiences_since_errors_began(monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic of a long run is not read whole, while the supervisor waits."""
     started, later = new_run("r", None, START), START + 10 * SHARD_AGE_MS
     config = parse_config({"run": {"name": "first", "stop_error_window": 8}}, "test")
@@ -115,6 +117,23 @@ def test_guard_reads_experiences_since_errors_began() -> None:
 
     guard.check(scored(100, 2, START), no_experiences, earlier=True)
     guard.check(scored(200, 2, later), no_experiences)
+    monkeypatch.setattr(run_guard, "VISIBLE_PAUSES_S", ())
     with pytest.raises(RunFailing):
         guard.check(scored(208, 10, later + 5), lambda since: read.append(since) or [])
     assert read == [later - SHARD_AGE_MS]
+
+
+def test_guard_waits_for_an_experience_that_a_metric_precedes() -> None:
+    """Kafka ends a transaction in one topic after the other."""
+    config = parse_config({"run": {"name": "first", "stop_error_window": 8}}, "test")
+    guard, started = RunGuard(config, FILE, START), new_run("r", None, START)
+    scored_at = datetime.fromtimestamp(START / 1000 + 1, UTC)
+    row = {"trajectory_id": "t0.0", "reward_error": "fails: KeyError: 'answr' (mine.py:2)", "scored_at": scored_at}
+    reads = iter([[], [], [row]])
+    guard.check(started, no_experiences)
+    state = fold(started, Metric("score", 8, {"trajectories": 8.0, "reward_errors": 8.0}, START + 1))
+    with pytest.raises(RunFailing) as raised:
+        guard.check(state, lambda since: next(reads))
+    assert list(raised.value.detail_lines) == [
+        "The first error, of trajectory t0.0: fails: KeyError: 'answr' (mine.py:2)"
+    ]
