@@ -125,15 +125,13 @@ VISIBLE_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
 """Before further reads: Kafka ends a transaction in one topic after the other, so a metric may be visible first."""
 
 
-def visible_error_lines(experiences: Experiences, written: int, scored: int, counts: ErrorCounts) -> list[str]:
+def _visible_error_lines(experiences: Experiences, written: int, scored: int, counts: ErrorCounts) -> list[str]:
     """The lines of the first error in `experiences` from `written` on; waits a while for those that `counts` has."""
-    lines = first_error_lines(experiences(written), scored)
     for pause_s in VISIBLE_PAUSES_S if counts.reward_errors else ():
-        if lines:
-            break
+        if lines := first_error_lines(experiences(written), scored):
+            return lines
         time.sleep(pause_s)
-        lines = first_error_lines(experiences(written), scored)
-    return lines
+    return first_error_lines(experiences(written), scored)
 
 
 class RunGuard:
@@ -167,7 +165,7 @@ class RunGuard:
             correct = state.last_metric_at.get("score", 0) - SHARD_AGE_MS
             self._earlier_errors, self._correct_until = errors, max(self._started_at, correct)
         if (recent := self._errors.failing(state, earlier)) is not None:
-            lines = visible_error_lines(experiences, self._correct_until, self._started_at, recent)
+            lines = _visible_error_lines(experiences, self._correct_until, self._started_at, recent)
             raise RunFailing(failing_message(recent, self._folder), lines, "--accept-changes")  # of user code
         for task, (drawn, share) in drawn_and_refused(state.prompts).items():
             limit = self._limits.get(task, 1.0)
@@ -186,7 +184,7 @@ class RunGuard:
         self._over_since = now if self._over_since is None else self._over_since
         if 1000 * (now - self._over_since) >= self._end_ms:
             counts = error_counts(state.score)
-            lines = visible_error_lines(experiences, since, since, counts) if counts.errors else []
+            lines = _visible_error_lines(experiences, since, since, counts) if counts.errors else []
             raise RunFailing(self._end_message(state, errors_text(counts)), lines, self._more_epochs(state))
 
     def _more_epochs(self, state: RunState) -> str:
