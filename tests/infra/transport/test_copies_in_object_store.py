@@ -14,6 +14,9 @@ from relays_here import CHUNK, Machine, configure, machines, manifest_of, store_
 from infra.storage import RangeReader, open_storage
 from infra.store.object_tier import ObjectTier
 from infra.store.weight_store import WeightStore
+from infra.transport.chunk_registry import BlobBuffer
+from infra.transport.chunked_blob import full_blob
+from infra.transport.tier_chunks import read_chunks
 from schemas.records import WeightVersion
 
 DATA = weights(1)
@@ -82,10 +85,25 @@ def damage(objects: ObjectTier, *, to: int | None = None) -> None:
 @pytest.mark.parametrize("to", [None, 6 * CHUNK + 1], ids=["damaged", "damaged and truncated"])
 def test_damaged_copy_gives_its_undamaged_chunks(objects: ObjectTier, to: int | None) -> None:
     damage(objects, to=to)
+    blob = full_blob(MANIFEST)
+    memory = np.zeros(blob.bytes, np.uint8)
+    buffer = BlobBuffer(memoryview(memory), blob)
+    assert not read_chunks(objects, blob, buffer, memoryview(memory), lambda: False)
+    last = blob.chunks if to is None else 6
+    assert buffer.missing() == [5, *range(last, blob.chunks)]
+    for chunk in set(range(last)) - {5}:
+        assert memory[blob.span(chunk)].tobytes() == DATA[blob.span(chunk)].tobytes()
+
+
+def test_repaired_copy_is_read(objects: ObjectTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    damage(objects)
+    attempts = []
+    has = objects.has
+    monkeypatch.setattr(objects, "has", lambda *arguments: attempts.append(arguments) or has(*arguments))
     with closing(starts_alone(objects, MANIFEST)) as machine:
-        until(lambda: (arriving := machine.node.arriving()) is not None and arriving.arrived >= 5 * CHUNK)
+        until(lambda: len(attempts) > 1)  # the first has ended
         assert not machine.has("1.1")
-        DATA.tofile(Path(str(objects.folder)) / "1.1.safetensors")  # repaired
+        DATA.tofile(Path(str(objects.folder)) / "1.1.safetensors")
         until(lambda: machine.has("1.1"))
         assert machine.bytes_of("1.1") == DATA.tobytes()
 
