@@ -73,6 +73,15 @@ def test_gpu_check_needs_only_torch_and_transformers(tmp_path: Path) -> None:
             assert all(figure.passed is not False for figure in figures), figures
 
 
+def test_gpu_check_leaves_out_what_its_time_does_not_cover(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    assert run_check("--minutes", "0", results=results).returncode == 1
+    outcomes = json.loads(results.read_text("utf-8"))["parts"]
+    assert {name: outcome["error"] for name, outcome in outcomes.items()} == {
+        part.name: "left out: 0 minutes are over" for part in PARTS
+    }
+
+
 def test_gpu_check_leaves_vllm_out_where_it_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for part in (part for part in PARTS if part.module == "vllm_parts"):

@@ -22,6 +22,7 @@ def test_ranks_hold_only_their_share_of_200_million_parameters(tmp_path: Path) -
     runs = run_ranks(tmp_path, *(f"run-{ranks}:{ranks}" for ranks in (1, 2, 4, 8)))
     for results in runs:
         check_peaks(results, *sizes)
+    for results in runs:
         check_plan(results, tmp_path / "model")
     saved = runs[2][0]["saved"]
     for results in run_ranks(tmp_path, "of-2:2:run-4", "of-8:8:run-4"):

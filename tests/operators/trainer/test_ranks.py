@@ -16,7 +16,10 @@ from safetensors import safe_open
 from trainer_batches import TINY, save_experts, save_tiny_model
 from two_ranks import BATCHES, LONG, TIMEOUT_S, continued, long_batch, parts, read, train, train_ranks
 
-from operators.trainer.config import AlgorithmName, LearnerConfig
+from infra.models.checkpoint_folder import load_tokenizer
+from operators.trainer.adapter_folder import WEIGHTS, write_adapters
+from operators.trainer.checkpoint_model import write_checkpoint_model
+from operators.trainer.config import AlgorithmName, LearnerConfig, LoraConfig
 from operators.trainer.learner import Learner
 from operators.trainer.ranks import ALONE, Ranks
 
@@ -108,14 +111,15 @@ def test_other_ranks_continue_from_a_checkpoint_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_context_ranks_match_one_with_a_long_sequence(tmp_path: Path) -> None:
-    """Of 32,768 tokens, of which each rank has half."""
-    save_tiny_model(tmp_path / "model", shape=replace(TINY, layers=1, max_positions=LONG))
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_context_ranks_match_one_with_a_long_sequence(tmp_path: Path, ranks: int) -> None:
+    """Of 32,768 tokens, of which each rank has its share."""
+    save_tiny_model(tmp_path / "model", shape=replace(TINY, layers=1, heads=4, kv_heads=4, max_positions=LONG))
     values = SMALL | {"micro_batch_tokens": LONG, "logits_chunk_tokens": 2048, "gradient_checkpointing": True}
-    train_ranks(tmp_path, [("model", values, 0, 2)], 2, "long")
+    train_ranks(tmp_path, [("model", values, 0, ranks)], ranks, "long")
     config = TypeAdapter(LearnerConfig).validate_json(json.dumps(values))
     expected, metrics = train(Learner(config, tmp_path / "model"), [[long_batch()]])
-    found, metadata = read(tmp_path / "long-2-0.safetensors")
+    found, metadata = read(tmp_path / f"long-{ranks}-0.safetensors")
     one, other = (flat(tensors, "gradient.0.") for tensors in (found, expected))
     assert (one - other).norm() <= 1e-4 * other.norm()
     (of_ranks,) = json.loads(metadata["metrics"])
@@ -205,6 +209,32 @@ def test_ranks_publish_experts_under_the_names_of_a_checkpoint(folder: Path) -> 
     names = {name.removeprefix("published.") for name in published if name.startswith("published.")}
     with safe_open(folder / "experts" / "model.safetensors", framework="pt") as saved:
         assert names == set(saved.keys())
+
+
+@pytest.mark.parametrize("case", ["grpo", "lora", "experts"])
+def test_model_of_a_checkpoint_of_two_ranks_is_as_published(folder: Path, tmp_path: Path, case: str) -> None:
+    (model, values, _, _), number = CASES[case], NAMES.index(case)
+    lora = LoraConfig(**values.get("lora", {}))
+    load_tokenizer(folder / "model").save_pretrained(folder / model)
+    write_checkpoint_model(folder / f"checkpoint-{number}", lora, folder / model, tmp_path / "out")
+    written, _ = read(tmp_path / "out" / "model.safetensors")
+    published = of_kind(read(folder / f"0-{number}.safetensors")[0], "published.")
+    assert written.keys() == published.keys()
+    assert all(torch.equal(written[name], tensor) for name, tensor in published.items())
+
+
+def test_adapters_of_a_checkpoint_of_two_ranks_are_whole(folder: Path, tmp_path: Path) -> None:
+    number = NAMES.index("lora")
+    write_adapters(folder / f"checkpoint-{number}", LoraConfig(rank=4), folder / "model", tmp_path, "1.2")
+    written, _ = read(tmp_path / WEIGHTS)
+    trained = of_kind(read(folder / f"0-{number}.safetensors")[0], "weights.")
+    expected = {f"base_model.model.{name.replace('.default', '')}": tensor for name, tensor in trained.items()}
+    assert written.keys() == expected.keys()
+    assert all(torch.equal(written[name], tensor) for name, tensor in expected.items())
+
+
+def of_kind(tensors: dict[str, torch.Tensor], kind: str) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(kind): tensor for name, tensor in tensors.items() if name.startswith(kind)}
 
 
 def flat(tensors: dict[str, torch.Tensor], prefix: str) -> torch.Tensor:

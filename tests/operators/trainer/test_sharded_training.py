@@ -42,8 +42,9 @@ class Phase(NamedTuple):
 
 
 PHASES = {
-    "construction": Phase(4, 4, 24 * _MIB),  # weights
-    "update": Phase(16, 12, 32 * _MIB),  # and gradient and two moments; of a gathered layer weight, gradient and sum
+    # Weights. A trial forward holds the embedding and a layer twice: as the message that gathered them, and as tensors.
+    "construction": Phase(4, 6, 16 * _MIB),
+    "update": Phase(16, 4, 44 * _MIB),  # and gradients and two moments
     "publication": Phase(12, 4, 48 * _MIB),  # the update's gradients are gone
     "remote": Phase(12, 4, 56 * _MIB),  # and messages of a few MB
     "gather": Phase(12, 4, 48 * _MIB),
@@ -54,7 +55,7 @@ LAYERS = 3
 FURTHER = {
     "bfloat16": {"construction": Phase(4, 4, 24 * _MIB), "update": Phase(16, 12, 56 * _MIB)},
     "critic": {"construction": Phase(12, 4, 24 * _MIB), "update": Phase(32, 12, 32 * _MIB)},
-    "adapters": {"construction": Phase(8, 4, 24 * _MIB), "update": Phase(8, 12, 48 * _MIB)},
+    "adapters": {"construction": Phase(8, 4, 24 * _MIB), "update": Phase(8, 12, 52 * _MIB)},
 }
 """By the settings of `MODELS`, the last two with a reference. The others are also what products of bfloat16 take on
 CPUs, and of adapters their state and peft."""
@@ -109,12 +110,19 @@ def run_ranks(folder: Path, *jobs: str) -> list[Results]:
 
 
 def check_peaks(results: Results, parameters: int, layer: int, phases: Mapping[str, Phase] = PHASES) -> None:
-    """Assert that no rank exceeded the bound of a phase, which a rank with the whole weights, a control, would."""
+    """Assert that no rank exceeded the bound of a phase, which a rank with the whole weights, a control, would.
+
+    Prints a table's rows: ranks, phase, and in MB peak, bound and control.
+    """
+    wrong = []
     for name, (share, of_layer, others) in phases.items():
         bound = share * parameters / len(results) + LAYERS * of_layer * layer + others
-        peaks, of_whole = ([result[kind][name] for result in results] for kind in ("peaks", "of_whole"))
-        assert max(peaks) <= bound, (name, f"{bound:.3g}", peaks)
-        assert len(results) == 1 or min(of_whole) > bound, (name, f"{bound:.3g}", of_whole)
+        peak = max(result["peaks"][name] for result in results)
+        whole = min(result["of_whole"][name] for result in results)
+        print(f"| {len(results)} | {name} | {peak / 1e6:.0f} | {bound / 1e6:.0f} | {whole / 1e6:.0f} |")
+        if peak > bound or (len(results) > 1 and whole <= bound):
+            wrong.append((name, len(results), bound, peak, whole))
+    assert not wrong
 
 
 def check_plan(results: Results, model: Path, config: LearnerConfig = LEARNER, not_planned: int = NOT_PLANNED) -> None:

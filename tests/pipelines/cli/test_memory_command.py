@@ -43,7 +43,7 @@ def test_train_memory_prints_the_rollouts_of_the_set_ups(capsys: pytest.CaptureF
     lines = [line.split() for line in rollouts.splitlines()]
     assert ["MODEL", "GPUS", "SLOTS", "CONTEXT", "WEIGHTS", "KV", "TOTAL"] in lines
     assert ["Qwen2.5-72B", "4", "40", "8192", "36.4", "26.8", "63.2"] in lines
-    assert ["Qwen2.5-32B", "12", "49.1", "273", "410"] in lines
+    assert ["Qwen2.5-32B", "12", "49.1", "66", "82"] in lines
 
 
 def test_train_memory_of_a_configuration_divides_a_copy(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
