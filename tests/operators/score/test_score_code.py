@@ -41,7 +41,7 @@ ECHO = {"tests": [{"input": "1 2\n", "output": "3"}, {"input": "4 5\n", "output"
     ],
 )
 def test_code_counts_passed_tests(program: str | None, reference: dict[str, Any], partial: bool, value: float) -> None:
-    assert code.verify(program, reference, seconds=5.0 if value else 1.0, memory_mb=256, partial=partial) == value
+    assert code.verify(program, reference, seconds=30.0 if value else 1.0, memory_mb=256, partial=partial) == value
 
 
 @pytest.mark.parametrize("reference", [{}, {"tests": []}, {"tests": [1]}, {"tests": [{"input": ""}]}])
@@ -65,7 +65,7 @@ def test_extract_answer_takes_the_last_closed_block(text: str, answer: str | Non
 
 def test_code_is_a_reward_by_name() -> None:
     config = ScoreConfig(
-        rewards=(RewardSpec("code", options={"seconds": 2.0}),), answer="fenced", workers=1, time_limit_s=90.0
+        rewards=(RewardSpec("code", options={"seconds": 5.0}),), answer="fenced", workers=1, time_limit_s=90.0
     )
     texts = ["```python\ndef double(x): return x + x\n```", "```python\nwhile True: pass\n```", "no program"]
     with Scorer(config) as scorer:
