@@ -49,8 +49,11 @@ def main(folder: Path, kills: int) -> None:
     chance = random.Random(0)
     ended_at, moved = 0, 0
     assert os.waitpid(forked(lambda: exported_to(folder, [polled(0, 3, last=True)])), 0)[1] == 0
-    for _ in range(kills):
+    for number in range(kills):
         pid = forked(lambda: export_forever(folder))
+        while number % 2 and end_of(folder) == ended_at:  # the others are killed at any time, also before they write
+            assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+            time.sleep(0.01)
         time.sleep(0.05 + 0.1 * chance.random())
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

@@ -194,13 +194,13 @@ def test_killed_exports_have_no_gap_and_no_overlap(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.returncode == 0, done.stderr
     kills, moved, ends = json.loads(done.stdout)
     assert kills == KILLS
-    assert moved  # it made progress between kills
+    assert moved >= KILLS // 2  # it made progress between kills
     assert ends == 0
 
 
