@@ -83,7 +83,7 @@ class Autoscaler:
         self.shard.commit()
         asking = self.shard.fold._execution._asking  # type: ignore[union-attr]
         if asking is not None:
-            asking[1].exception(5)  # so that the next turn sees its end
+            asking[1].exception(60)  # so that the next turn sees its end
 
     def restart(self, on_another_machine: bool = False) -> None:
         """Kill the process, and start it again."""
