@@ -207,7 +207,7 @@ def test_bad_rows_are_reported_once() -> None:
 def test_finite_dataset_ends_with_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
     prompts = Prompts(Questions([6], total=5))
     assert [prompts.look(), prompts.look(), prompts.look()] == [["p0", "p1", "p2"], ["p3", "p4"], []]
-    (log_record,) = caplog.records
+    (log_record,) = [each for each in caplog.records if each.name == DrawPrompts.__module__]
     assert log_record.message == "all 5 questions are drawn; 5 of them became prompts"
     assert prompts.look() == []
     metrics: list[Metric] = prompts.log.rows(METRICS)
