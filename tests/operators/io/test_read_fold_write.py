@@ -151,7 +151,7 @@ def test_records_of_a_failed_bundle_are_polled_again(config: ShardConfig) -> Non
     runner = ManualRunner(config, _FailsOnce(Shuffle()))
     at = runner.slice(0, elements=1)
     with pytest.raises(ValueError, match="fails"):
-        runner.slice(at, elements=50)
+        runner.until(lambda: False, at, limit=500)
     runner.until(lambda: len(steps(config)) == 20, at)
     assert runner.starts == [1, 2]
     assert steps(config) == list(range(20))
