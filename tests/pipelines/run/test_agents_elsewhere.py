@@ -151,8 +151,12 @@ def test_request_without_a_response_in_time_is_repeated(gateway: Claimed, monkey
     """The wait for the response is longer than a gateway that has ended is waited for."""
     monkeypatch.setattr("pipelines.run.agents_elsewhere._UNAVAILABLE_S", 0.5)
     monkeypatch.setattr("pipelines.run.agents_elsewhere.RETRY_S", 0.0)
-    monkeypatch.setattr("pipelines.run.agents_elsewhere._MARGIN_S", 0.0)
-    gateway.changed["turn_timeout_s"] = 1.0
+    post, waits_s = GatewayAccess.post, iter([1.0])
+
+    def posting(access: GatewayAccess, path: str, body: Any, timeout_s: float) -> Any:
+        return post(access, path, body, next(waits_s, timeout_s) if path == "episode/end" else timeout_s)
+
+    monkeypatch.setattr(GatewayAccess, "post", posting)
     gateway.unanswered["episode/end"] = 1
     play(gateway, "report(reward=1)")
     assert [key for _, key, _ in gateway.received] == ["k-p0.0", "k-p1.0"]
