@@ -57,14 +57,19 @@ def test_roles_of_a_killed_supervisor_are_not_waited_for(monkeypatch: pytest.Mon
 
 def test_zygote_of_a_killed_run_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It removes the store and the temporary folder at its end, and a resumed run has the same ones."""
-    log, checks = tmp_path / ZYGOTE_LOG, list[None]()
+    log = tmp_path / ZYGOTE_LOG
     assert wait_for_zygote(log, lambda: None, 0.0)
     command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     started = partial(subprocess.Popen, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     monkeypatch.setattr(zygote_process, "start_zygote", lambda file, model: started(stderr=file))
     process = ZygoteProcess(log, "", tmp_path / "store")
-    assert not wait_for_zygote(log, lambda: checks.append(None), 0.1)
-    assert checks
+    assert not wait_for_zygote(log, lambda: None, 0.1)
+
+    def check() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        wait_for_zygote(log, check)
     process.ready = True
     process.close()
     assert wait_for_zygote(log, lambda: None, 0.0)
