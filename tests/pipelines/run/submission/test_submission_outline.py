@@ -84,8 +84,9 @@ def test_drawing_is_valid_svg_with_all_elements() -> None:
 
 
 def test_submit_dry_run_exits_with_1_if_incomplete(
-    broker: Broker, run_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    broker: Broker, run_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("pipelines.run.topics.ANSWER_S", 60.0)  # the machine may do other work
     file, drawing = tmp_path / "run.toml", tmp_path / "score.svg"
     file.write_text('rollout.engine = "emulated"\nprompts.source = "synthetic"\n')
     sets = ["--set", f"run.name={run_id}", "--set", f"kafka.bootstrap_servers={broker.bootstrap_servers}"]
