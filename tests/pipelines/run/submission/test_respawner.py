@@ -99,7 +99,7 @@ def test_respawner_stops_the_role_of_a_deleted_run(
     submission.file.parent.mkdir(parents=True)
     submission.write()
     started = f"until grep -q 'worker.: [0-9]' {submission.file}; do sleep 0.01; done"
-    script = f"{started}; mv {submission.folder} {tmp_path / 'deleted'}; exec sleep 5"
+    script = f"{started}; mv {submission.folder} {tmp_path / 'deleted'}; exec sleep 60"
     monkeypatch.setattr(respawner, "LAMINAR", ("sh", "-c", script, "sh"))
     monkeypatch.setattr(respawner, "POLL_S", 0.01)
     respawning = Respawner(submission)

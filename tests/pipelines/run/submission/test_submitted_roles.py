@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from waiting import until
 
 from infra.runners.flink_jobs import CANCEL_S
 from infra.store.names import default_root
@@ -211,6 +212,7 @@ def test_resume_changes_a_setting_of_the_roles_that_read_it(
     assert (folder / "model-80" / "config.json").exists()  # its model so far
     assert not (folder / "model").exists()
     os.kill(pids["rollout"], signal.SIGSTOP)  # it is slow to end
+    until(lambda: psutil.Process(pids["rollout"]).status() == psutil.STATUS_STOPPED)
     code, text, error = laminar("resume", "--accept-changes", "--set", "rollout.step_timeout_s=99", "--timeout", "0")
     assert (code, "still ending: rollout-0 (`" in text) == (1, True), error
     os.kill(pids["rollout"], signal.SIGCONT)
@@ -302,7 +304,7 @@ def test_commands_wait_for_the_end_of_a_job_on_flink(
         waits.clear()
         code, _, error = laminar(*words)
         assert (code, waits != []) == (0, True), error
-        assert waits == pytest.approx([expected] * len(waits), abs=30 if expected > 30 else 3)
+        assert waits == pytest.approx([expected] * len(waits), abs=30)
 
 
 def test_stop_removes_the_store_of_a_run_unless_it_is_in_use(folder: Path, laminar: Laminar, start: Start) -> None:
