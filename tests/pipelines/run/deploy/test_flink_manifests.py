@@ -62,13 +62,15 @@ def test_flink_task_managers_have_a_worker_pool_beside_them(tmp_path: Path) -> N
 def test_worker_pool_is_alive_while_it_accepts_connections(tmp_path: Path) -> None:
     flink = manifest_of(deployment(flink_file(tmp_path)), "FlinkDeployment")
     pool = flink["spec"]["taskManager"]["podTemplate"]["spec"]["containers"][1]
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = str(listening.getsockname()[1])
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # so that nobody else gets the port
+        port = str(bound.getsockname()[1])
         python, *words = pool["livenessProbe"]["exec"]["command"]
         command = [sys.executable, *(word.replace(pool["command"][-1], port) for word in words)]
         assert (python, port in command[-1]) == ("python", True)
+        assert subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode != 0
+        bound.listen()
         assert subprocess.run(command, check=False).returncode == 0
-    assert subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode != 0
 
 
 def test_submitter_reports_and_has_the_time_of_a_stop(tmp_path: Path) -> None:
