@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 import typer
 from synthetic_run import START, history
 from typer.testing import CliRunner
+from waiting import until
 
 from infra.runners.liveness import Liveness, StepBudget
 from pipelines.cli.runs import app
@@ -43,6 +43,10 @@ ROLES = {
 }
 
 
+ENDS = "import signal as s; s.pthread_sigmask(s.SIG_BLOCK, [15]); print('up', flush=True); s.sigwait([15])"
+"""A program that exits with 0 on SIGTERM, also on one that comes before it waits."""
+
+
 def make_run(runs: Path, name: str, **state: Any) -> Path:
     folder = runs / name
     folder.mkdir(parents=True)
@@ -62,8 +66,7 @@ def make_run(runs: Path, name: str, **state: Any) -> Path:
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
     """A process that exits with 0 on SIGTERM."""
-    code = "import signal, sys; signal.signal(15, lambda *a: sys.exit(0)); print('up', flush=True); signal.pause()"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as started:
+    with subprocess.Popen([sys.executable, "-c", ENDS], stdout=subprocess.PIPE) as started:
         assert started.stdout is not None
         started.stdout.readline()
         yield started
@@ -105,10 +108,7 @@ def test_read_run_status(tmp_path: Path, process: subprocess.Popen[bytes]) -> No
 def test_read_run_status_of_zombie_process(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     folder = make_run(tmp_path, "z", pid=process.pid, pid_created=created(process.pid))
     os.kill(process.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 5
-    while read_run(folder).status != "died" and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert read_run(folder).status == "died"  # its parent has not waited for it yet
+    until(lambda: read_run(folder).status == "died")  # its parent has not waited for it yet
 
 
 def test_list_runs_newest_first_without_duplicates(tmp_path: Path) -> None:
@@ -170,8 +170,8 @@ def test_laminar_command_includes_path_if_needed(monkeypatch: pytest.MonkeyPatch
 
 def test_stop_run_waits_for_end(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     run = read_run(make_run(tmp_path, "a", pid=process.pid, pid_created=created(process.pid)))
-    assert stop_run(run, 10)
-    assert process.wait(5) == 0
+    assert stop_run(run, 60)
+    assert process.wait(60) == 0
     assert stop_run(run, 0)  # no effect the second time
 
 
@@ -248,8 +248,8 @@ def test_runs_status_prints_liveness_and_steps(tmp_path: Path, process: subproce
     code, out = invoke("status", "--folder", str(tmp_path))
     assert code == 0
     assert "no liveness report" in next(line for line in out.splitlines() if line.split()[:1] == ["prompts"])
-    assert re.search(r"score .*alive \d s ago, in fold for 40 of 100 s", out)
-    assert re.search(r"trainer .*alive \d s ago, STALLED in fold for 40 of 0 s", out)
+    assert re.search(r"score .*alive \d+ s ago, in fold for 40 of 100 s", out)
+    assert re.search(r"trainer .*alive \d+ s ago, STALLED in fold for 40 of 0 s", out)
     found_roles = json.loads(invoke("status", "--folder", str(tmp_path), "--json")[1])["roles"]
     assert found_roles["prompts"]["liveness"] is None
     assert found_roles["trainer"]["liveness"]["steps"]["trainer"]["stalled"] is True
@@ -294,8 +294,7 @@ def test_runs_stop_prints_result(tmp_path: Path) -> None:
     make_run(tmp_path, "over", ended_at=5.0)
     code, out = invoke("stop", "--folder", str(tmp_path))
     assert (code, out) == (0, "run over is not running: its status is ended\n")
-    code = "import signal, sys; signal.signal(15, lambda *a: sys.exit(0)); print('up', flush=True); signal.pause()"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as started:
+    with subprocess.Popen([sys.executable, "-c", ENDS], stdout=subprocess.PIPE) as started:
         assert started.stdout is not None
         started.stdout.readline()
         make_run(tmp_path, "on", pid=started.pid, pid_created=created(started.pid), started_at=START / 1000 + 1)
