@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from kafka import KafkaProducer
+from markers import wait_for_markers
 
 from infra.kafka import run_release, session
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
@@ -50,6 +51,7 @@ def commit(config: Config, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ses
         group = group_name(run, role, shard)
         sessions.open(SessionConfig(client, group, (), Partition(RESTORE.name(run), 0)))
         sessions.close(group)
+        wait_for_markers(client, RESTORE.name(run))
         return sessions
 
     return start
