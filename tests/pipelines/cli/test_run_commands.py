@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
+import math
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 from kafka import KafkaProducer
 from record_samples import SAMPLES
+from waiting import until
 
 from infra.kafka.broker import Broker
 from infra.kafka.session import Session
@@ -24,7 +28,7 @@ from pipelines.cli.main import main
 from pipelines.config import Config, KafkaConfig, RunConfig, parse_config
 from pipelines.inspect.submissions import Submission, submissions
 from pipelines.run import drain as draining
-from pipelines.run.drain import drain, is_idle
+from pipelines.run.drain import IDLE_CHECKS, drain, is_idle
 from pipelines.run.topics import make_topics
 from schemas.codec import encode
 from schemas.records import Pause, Prompt, ReplicaStatus
@@ -203,7 +207,7 @@ def test_is_quiet_after_dispatch_with_idle_replicas(broker: Broker, run_id: str)
     assert is_idle(config)
     session = Session(placement)
     write(PROMPTS, SAMPLES[Prompt])
-    assert not is_idle(config)
+    until(lambda: not is_idle(config))  # offsets are there once the markers of their transaction are written
     write(CONTROL, replace(SAMPLES[Pause], paused=True))  # type: ignore[type-var]
     assert is_idle(config)  # the prompt waits for the end of the pause
     write(CONTROL, replace(SAMPLES[Pause], paused=False))  # type: ignore[type-var]
@@ -212,7 +216,7 @@ def test_is_quiet_after_dispatch_with_idle_replicas(broker: Broker, run_id: str)
         pass
     session.commit([], session.positions(), {}, {}, last=True)
     session.close()
-    assert is_idle(config)
+    until(lambda: is_idle(config))
 
 
 @pytest.fixture
@@ -220,9 +224,12 @@ def submitted(tmp_path: Path) -> Iterator[list[Submission]]:
     """Four submitted pipelines of a run; on SIGTERM each process writes its pipeline to `stopped` and exits."""
     with ExitStack() as stack:
         for pipeline in ("trainer", "score", "prompts", "placement"):
-            script = f"trap 'echo {pipeline} >> {tmp_path}/stopped; exit' TERM; while :; do sleep 0.02; done"
+            ready = tmp_path / f"{pipeline}.ready"
+            trap = f"trap 'echo {pipeline} >> {tmp_path}/stopped; exit' TERM"
+            script = f"{trap}; : > {ready}; while :; do sleep 0.02; done"
             process = stack.enter_context(subprocess.Popen(["sh", "-c", script]))
             stack.callback(process.kill)
+            until(ready.exists)
             submission = Submission(tmp_path, pipeline, 0, "embedded", (), process.pid)
             submission.file.parent.mkdir(exist_ok=True)
             replace(submission, pid_created=psutil.Process(process.pid).create_time()).write()
@@ -244,7 +251,11 @@ def test_drain_stops_prompts_first_and_others_when_quiet(
 
     lines: list[str] = []
     publish_status(waiting=1)
-    assert drain(submitted, config, time.monotonic() + 2, lines.append) == ["placement", "score", "trainer"]
+    checks, soon = itertools.count(), time.monotonic() + 60
+    clock = SimpleNamespace(sleep=time.sleep, monotonic=lambda: math.inf if next(checks) > IDLE_CHECKS else 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(draining, "time", clock)  # the deadline is over after more checks than would do
+        assert drain(submitted, config, soon, lines.append) == ["placement", "score", "trainer"]
     assert (tmp_path / "stopped").read_text().split() == ["prompts"]
     publish_status(waiting=0)
     assert drain(submitted, config, time.monotonic() + 60, lines.append) == []
