@@ -26,6 +26,8 @@ BOUND_S = 9.0
 @pytest.fixture(scope="module")
 def bounded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     bound = {"transaction.max.timeout.ms": str(int(BOUND_S * 1000))}
+    # A command may come later than the broker would have ended the transaction itself.
+    bound["transaction.abort.timed.out.transaction.cleanup.interval.ms"] = "3600000"
     with start_broker(BrokerConfig(tmp_path_factory.mktemp("kafka"), overrides=bound)) as broker:
         with admin_client(broker.client()) as admin:
             create_topics(admin, [TopicSpec(topic.name(RUN), 1) for topic in (RESTORE, SETTLED, TRAJECTORIES)])
