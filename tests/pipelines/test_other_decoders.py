@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,6 @@ from kafka import KafkaProducer
 from record_samples import SAMPLES
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
-from infra.kafka.broker import free_port
 from infra.kafka.topic_reader import read_topic
 from pipelines.run.topics import publish_schemas, settings_of
 from schemas.arrow import arrow_schema
@@ -88,8 +88,10 @@ def test_other_reader_names_a_broker_or_topic_that_is_missing(topics: Topics, tm
         assert "Traceback" not in done.stderr
         return done.stderr
 
-    address = f"127.0.0.1:{free_port()}"
-    error = fails(address, EXPERIENCES.name(topics.run))
+    with socket.socket() as silent:  # it does not listen, and nobody else can have its port
+        silent.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        error = fails(address, EXPERIENCES.name(topics.run))
     assert error.startswith(f"no broker can be connected to: {address}: ")
     assert "`laminar broker start --folder runs/NAME/kafka` starts it again" in error
     servers = topics.client.bootstrap_servers
