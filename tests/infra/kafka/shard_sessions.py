@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from markers import wait_for_markers
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
@@ -50,7 +51,8 @@ def feed(config: SessionConfig, *values: bytes) -> None:
 
 
 def visible(config: SessionConfig, topic: str) -> list[bytes]:
-    """The values in a topic, to its end as it is now, that are committed."""
+    """The values in a topic, to its end as it is now, that are committed. No transaction in it may be open."""
+    wait_for_markers(config.client, topic)
     consumer = KafkaConsumer(**config.client.consumer(group_id=None, isolation_level="read_committed"))
     partition = TopicPartition(topic, 0)
     consumer.assign([partition])
@@ -65,7 +67,7 @@ def visible(config: SessionConfig, topic: str) -> list[bytes]:
 def polled(session: Session, count: int) -> list[bytes]:
     """The next values, at least `count` of them."""
     values: list[bytes] = []
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(values) < count and time.monotonic() < deadline:
         values += [r.value for r in session.poll(0.1)]
     return values
@@ -81,3 +83,4 @@ def write_note(config: SessionConfig, text: str | bytes) -> None:
     producer.send(config.restore.topic, written, config.group.encode(), list(headers), 0)
     producer.commit_transaction()
     producer.close()
+    wait_for_markers(config.client, config.restore.topic)

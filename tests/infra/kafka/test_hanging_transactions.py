@@ -11,6 +11,7 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import ClusterAuthorizationFailedError, NotLeaderForPartitionError, TransactionCoordinatorFencedError
 from kafka.producer.transaction_manager import TransactionState
+from markers import wait_for_markers
 from shard_sessions import make_shard, record, visible
 
 from infra.kafka import hanging_transactions as hanging
@@ -104,6 +105,7 @@ def test_end_hanging_transactions_keeps_ongoing_ones(credulous: Broker, topic: s
         producer.send(topic, b"in it", partition=0).get(10)
         assert end_hanging_transactions(credulous.client()) == []
         producer.commit_transaction()
+    wait_for_markers(credulous.client(), topic)
     assert seen(credulous, topic) == [b"in it"]
 
 
@@ -120,6 +122,7 @@ def test_hanging_transactions_of_a_loading_coordinator_are_kept(
         assert end_hanging_transactions(credulous.client()) == []
         producer.commit_transaction()
     monkeypatch.undo()
+    wait_for_markers(credulous.client(), topic)
     assert seen(credulous, topic) == [b"in it"]
 
 
@@ -172,8 +175,7 @@ def test_open_transactions_distinguishes_hanging_ones(credulous: Broker, topic: 
 def leave_open(session: Session) -> None:
     """Write a record of a transaction that the session's coordinator does not know."""
     config, producer = session.config, session._producer
-    while visible(config, config.ledger[0].topic) != [b"one"]:  # a late marker would end it
-        time.sleep(0.01)
+    wait_for_markers(config.client, config.ledger[0].topic)  # a late one would end it
     producer.begin([])
     producer._transaction_manager._partitions_in_transaction.add(TopicPartition(*config.ledger[0]))
     producer.send(config.ledger[0].topic, b"open", partition=0).get(10)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from kafka import KafkaProducer, TopicPartition
 from kafka.errors import KafkaTimeoutError
+from markers import wait_for_markers
 from shard_sessions import Open, named, record, write_note
 
 from infra.kafka import note, owner_check
@@ -31,6 +32,7 @@ def test_verify_raises_when_commit_is_not_in_log(config: SessionConfig, opened: 
     session = opened(config)
     session.commit([record(config, b"A")], {}, {}, {})
     session.verify()
+    wait_for_markers(config.client, config.restore.topic)  # without one the check is put off
     session.commits = session.noted = 3  # a commit that the log has not
     with pytest.raises(SessionLost, match=r"commit 2 is the last .* commit 3 was committed"):
         session.verify()
@@ -45,6 +47,7 @@ def lose_an_output(config: SessionConfig, session: Session) -> int:
         other.abort_transaction()
     session._written[named(config.ledger[0])] = aborted.offset
     session.commit([], {}, {}, {})
+    wait_for_markers(config.client, config.ledger[0].topic, config.restore.topic)
     return int(aborted.offset)
 
 
@@ -132,6 +135,7 @@ def test_verify_waits_for_the_marker_of_the_note(
         held_back.setattr(session._clients, "monotonic", lambda: later + config.transaction_timeout_s + 1)
         with pytest.raises(SessionLost, match="neither committed nor aborted"):
             session.verify()
+    wait_for_markers(config.client, config.restore.topic)
     session.lost = None
     session.noted += 1  # as if the log did not have it: the check is still due
     with pytest.raises(SessionLost, match=r"commit 3 is the last .* commit 4 was committed"):
@@ -186,5 +190,6 @@ def test_verify_raises_when_an_output_is_gone(
     session.verify()
     monkeypatch.setitem(session._written, place, 100)
     session.commit([], {}, {}, {})
+    wait_for_markers(config.client, config.restore.topic)
     with pytest.raises(LogTruncated, match=rf"{place} ends at \d+, before its own output at 100"):
         session.verify()
