@@ -68,7 +68,7 @@ def test_blocking_transaction_names_producer(
         dead.send(source(config).topic, b"undecided").get(10)
         feed(config, b"after it")
         session, watch = opened(config), StallWatch()
-        for _ in range(50):
+        for _ in range(600):
             assert session.poll(0.1) == []
             if found := watch.stalled(session.positions(), session.high_watermarks()):
                 break
