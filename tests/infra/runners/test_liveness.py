@@ -169,9 +169,12 @@ def test_signal_writes_the_stacks_of_a_process_that_works_on() -> None:
         from infra.runners.liveness import dump_stacks_on_signal
         import threading
         dump_stacks_on_signal()
+        inside = threading.Event()
         def waits_in_a_thread():
+            inside.set()
             threading.Event().wait()
         threading.Thread(target=waits_in_a_thread, daemon=True).start()
+        inside.wait()
         print("ready", flush=True)
         print(input(), flush=True)
     """

@@ -91,7 +91,8 @@ def test_exit_codes_are_those_of_the_program(code: str, expected: int) -> None:
 
 
 def test_sigterm_is_passed_on() -> None:
-    with start("import time; print(1, flush=True); time.sleep(600)") as process:
+    bound = "import socket; socket.socket().bind(('', 0))"  # so the parent already serves, and passes signals on
+    with start(f"{bound}; import time; print(1, flush=True); time.sleep(600)") as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGTERM)
