@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import selectors
 import signal
 import subprocess
 import sys
@@ -174,8 +175,16 @@ def test_program_is_run_again_when_its_zygote_dies(isolation: Isolation, monkeyp
             if len(pids) == 1:
                 zygotes.ZYGOTES.get(isolation)._process.send_signal(signal.SIGKILL)
 
+    write = running.Running._write_input
+
+    def write_later(self: running.Running, key: selectors.SelectorKey) -> None:
+        """The first program gets no input, so that it cannot end before its zygote."""
+        if len(pids) == 2 or bytes(key.data) != b"done\n":
+            write(self, key)
+
     monkeypatch.setattr(running.Running, "_record", kill_the_first)
-    ran = run_with("import time; time.sleep(1); print('done')", limits=Limits(seconds=60.0), isolation=isolation)
+    monkeypatch.setattr(running.Running, "_write_input", write_later)
+    ran = run_with("print(input())", b"done\n", Limits(seconds=60.0), isolation)
     assert (ran.ended, ran.output) == ("exited", b"done\n")
     assert len(pids) == 2
     wait_until_gone(pids[0])
@@ -197,23 +206,23 @@ def wait_until_gone(pid: int) -> None:
 
 
 def test_programs_share_no_memory_or_files(run_python: Callable[..., ProgramResult]) -> None:
-    run_python("import builtins, random\nbuiltins.left = 1\nopen('left', 'w').close()")
-    ran = run_python("import builtins, os\nprint(hasattr(builtins, 'left'), os.listdir('.'))")
+    limits = Limits(seconds=20.0)
+    run_python("import builtins, random\nbuiltins.left = 1\nopen('left', 'w').close()", limits=limits)
+    ran = run_python("import builtins, os\nprint(hasattr(builtins, 'left'), os.listdir('.'))", limits=limits)
     assert ran.output == b"False []\n"
-    drawn = {run_python("import random; print(random.random())").output for _ in range(3)}
+    drawn = {run_python("import random; print(random.random())", limits=limits).output for _ in range(3)}
     assert len(drawn) == 3
 
 
 def test_program_runs_as_main_with_its_own_traceback(run_python: Callable[..., ProgramResult]) -> None:
-    ran = run_python(
-        "import __main__\nx = 1\nassert __main__.x == 1\nraise ValueError('so')", limits=Limits(seconds=20.0)
-    )
+    limits = Limits(seconds=20.0)
+    ran = run_python("import __main__\nx = 1\nassert __main__.x == 1\nraise ValueError('so')", limits=limits)
     assert (
         ran.errors
         == b"""Traceback (most recent call last):\n  File "<program>", line 4, in <module>\nValueError: so\n"""
     )
-    assert run_python("raise SystemExit('no')").errors == b"no\n"
-    assert run_python("import atexit; atexit.register(print, 'end')").output == b"end\n"
+    assert run_python("raise SystemExit('no')", limits=limits).errors == b"no\n"
+    assert run_python("import atexit; atexit.register(print, 'end')", limits=limits).output == b"end\n"
 
 
 def test_sandbox_rejects_an_old_landlock_abi() -> None:
