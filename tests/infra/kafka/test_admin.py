@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from kafka.errors import CoordinatorNotAvailableError, NotCoordinatorError, UnknownTopicOrPartitionError
 from kafka.structs import OffsetAndMetadata
+from waiting import until
 
 from infra.kafka.admin import (
     OtherPartitions,
@@ -30,13 +30,6 @@ from infra.kafka.clients import KafkaClients
 from infra.kafka.log_ends import EndsUnknown, log_ends
 from infra.kafka.properties import ClientProperties
 from infra.kafka.session_config import Partition
-
-
-def eventually(holds: Callable[[], bool], seconds: float = 5.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not (held := holds()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return held
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +93,9 @@ def test_end_offsets_excludes_open_transaction(broker: Broker, client: KafkaAdmi
         producer.send_offsets_to_transaction({first: OffsetAndMetadata(7, "why", -1)}, run_id)
         assert committed_offsets(client, run_id) == {}
         producer.commit_transaction()
-        assert eventually(lambda: committed_offsets(client, run_id) == {first: OffsetAndMetadata(7, "why", -1)})
+        until(lambda: committed_offsets(client, run_id) == {first: OffsetAndMetadata(7, "why", -1)})
         # The record and the commit's marker, which the broker writes a moment after it has confirmed the commit.
-        assert eventually(lambda: end_offsets(client, [run_id]) == {first: 2, second: 0})
+        until(lambda: end_offsets(client, [run_id]) == {first: 2, second: 0})
 
         producer.begin_transaction()
         producer.send(run_id, b"2", partition=0).get(timeout=10)

@@ -10,8 +10,19 @@ from typing import Any
 import pytest
 from kafka import KafkaProducer, TopicPartition
 from kafka.structs import OffsetAndMetadata
+from markers import wait_for_markers
+from waiting import until
 
-from infra.kafka.admin import TopicSpec, admin_client, create_topics, delete_records, describe, list_topics, stable_ends
+from infra.kafka.admin import (
+    TopicSpec,
+    admin_client,
+    committed_offsets,
+    create_topics,
+    delete_records,
+    describe,
+    list_topics,
+    stable_ends,
+)
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.lag import group_lags, list_groups, record_counts
 from infra.kafka.offset_span import parse_span
@@ -53,6 +64,9 @@ def produce(broker: Broker) -> None:
                 plain.send("cut", str(number).encode(), timestamp_ms=BEGAN + number)
     with admin_client(broker.client()) as admin:
         delete_records(admin, {("cut", 0): 5})
+        # A commit returns before its markers are written, those of the offsets included.
+        until(lambda: [each.offset for each in committed_offsets(admin, GROUP).values()] == [5])
+    wait_for_markers(broker.client(), "many")
 
 
 def whole_number(value: bytes | None, headers: Any) -> int | None:

@@ -130,7 +130,7 @@ def test_transaction_continues_after_refused_connections(stopped_broker: Broker,
         with admin_client(client) as admin:
             create_topics(admin, [TopicSpec(run_id, 1)])
         producer = TransactionalProducer(
-            transaction_timeout_ms=50_000, reconnect_backoff_max_ms=500, **client.producer(transactional_id=run_id)
+            transaction_timeout_ms=120_000, reconnect_backoff_max_ms=500, **client.producer(transactional_id=run_id)
         )
         place, moved = TopicPartition(run_id, 0), OffsetAndMetadata(0, "", -1)
         calls: dict[str, Callable[[], object]] = {
@@ -149,7 +149,7 @@ def test_transaction_continues_after_refused_connections(stopped_broker: Broker,
                 stepped = other.submit(step)
                 time.sleep(1.0)  # connections are refused meanwhile
                 broker.start()
-                stepped.result(timeout=30)
+                stepped.result(timeout=120)
         finally:
             producer.close(timeout=1)
         with admin_client(client) as admin:
