@@ -97,17 +97,20 @@ class Command:
     def until(self, condition: Callable[[], Any], seconds: float, what: str) -> Any:
         """Wait until `condition` is true and return its value. Otherwise raise an error with the command's output."""
         deadline = time.monotonic() + seconds
-        used = -time.thread_time()
-        while not (found := condition()):
-            if time.monotonic() > deadline or self.exit_code() is not None:
+        while True:
+            used = -time.thread_time()
+            is_over = self.exit_code() is not None or time.monotonic() > deadline
+            if found := condition():  # read after the exit code: the last that the command does counts, too
+                return found
+            if is_over:
                 raise AssertionError(f"{what}: timed out; exit code {self._code}, {self.evidence()}")
             # One that reads a topic would otherwise take a core from the run.
             time.sleep(min(0.5, 0.02 + 4 * (used + time.thread_time())))
-            used = -time.thread_time()
-        return found
 
     def signal(self, number: int) -> None:
-        os.kill(self.pid, number)
+        """Send a signal, unless the exit code is known: then no process has this id."""
+        if self._code is None:
+            os.kill(self.pid, number)
 
     def output(self) -> str:
         return self.output_file.read_text() if self.output_file.exists() else ""
@@ -168,7 +171,7 @@ class LaminarRun(Command):
         return "\n".join((super().evidence(), *logs))
 
     def until_phase(self, phase: str, seconds: float = 150.0) -> None:
-        """Wait until the run has entered `phase`; "starting" is the start of its roles, after its checks.
+        """Wait until the run has entered `phase`; "starting" is the start of its roles, after its checks, or later.
 
         A warning shows the evidence once it has taken longer than SLOW_S: what stalls and goes on is to be explained.
         """
@@ -181,7 +184,9 @@ class LaminarRun(Command):
                 warnings.warn(f"slow: phase {phase!r} takes more than {SLOW_S:g} s, {self.evidence()}", stacklevel=2)
             state = self.state()
             if phase == "starting":  # the first phase has this name, too
-                return state.get("phase") == phase and "checks" in state["phases"]
+                return "checks" in state.get("phases", ()) and (
+                    state["phase"] in (phase, "training") or "training" in state["phases"]
+                )
             return bool(state) and phase in (state["phase"], *state["phases"])
 
         self.until(entered, seconds, f"phase {phase!r}")
