@@ -12,6 +12,7 @@ import struct
 import termios
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -187,13 +188,14 @@ def test_samples_on_a_terminal_are_coloured_and_side_by_side(ended: Answer, shel
     main, side = os.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
     os.set_blocking(main, False)
-    read = b""
+    read, has_ended = b"", False
     command = shell.start("samples", "--run", "first", "-n", "1", terminal=Path(os.ttyname(side)))
-    while command.exit_code() is None or not read:
-        try:
-            read += os.read(main, 65536)
-        except BlockingIOError:
-            assert command.exit_code() in (None, 0)
+    while not has_ended:
+        has_ended = command.exit_code() is not None  # read first: what it prints last is in `read`, too
+        with suppress(BlockingIOError):
+            while True:
+                read += os.read(main, 65536)
+    assert command.exit_code() == 0, read
     os.close(main)
     os.close(side)
     text = read.decode(errors="replace")
