@@ -45,7 +45,10 @@ def ended(command_server: CommandServer, tmp_path_factory: pytest.TempPathFactor
     run = LaminarRun(command_server, here, config, NAME)
     try:
         run.until(run.state, 60, "its state")
+        run.signal(signal.SIGSTOP)  # it makes no topics before the watch has seen that there are none
         watch = Command(command_server, here / "elsewhere", "watch", "--plain", "--run", str(run.folder))
+        watch.until(watch.output, 60, "its first line")
+        run.signal(signal.SIGCONT)
         assert watch.wait() == 0, watch.output()
         WATCHED.append(watch.output())
         run.wait(120)
@@ -121,7 +124,7 @@ def test_export_of_a_run_that_stops_reads_the_rest_from_its_log(
         (other / STATE_FILE).write_text(json.dumps({**run.state(), "run": "other", "ended_at": 1.0}))
         link_latest(other)
         run.signal(signal.SIGINT)
-        run.wait(30)
+        run.wait()
         assert export.wait(60) == 0, shown
         assert has_shown("exports experiences to rows: "), shown
         assert has_shown("the run has ended, and its broker with it: the rest is read from the files of its log"), shown

@@ -95,7 +95,7 @@ def ended(small_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Lamin
         while run.exit_code() is None and time.monotonic() < deadline:
             sockets |= listening_sockets(run.processes())
             unix |= unix_addresses(run.processes())
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, json.JSONDecodeError):  # it is being written
                 owner = json.loads((run.weights_folder() / OWNER).read_text())
                 owners.add((owner["pid"], owner["run"]))
             time.sleep(0.5)
