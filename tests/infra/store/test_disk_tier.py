@@ -38,15 +38,18 @@ def test_copy_that_is_interrupted_leaves_nothing(
     store: WeightStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(newest_copier, "PART", 100)
-    tier = DiskTier(store, tmp_path / "disk", 1)
+    tier, ends = DiskTier(store, tmp_path / "disk", 1), list[int]()
 
-    def slowly(copy: IncomingVersion, end: int) -> None:
-        time.sleep(0.3)
+    def wait_for_close(copy: IncomingVersion, end: int) -> None:
+        ends.append(end)
+        until(lambda: tier.closed)
 
-    monkeypatch.setattr(IncomingVersion, "hash_to", slowly)
+    monkeypatch.setattr(IncomingVersion, "hash_to", wait_for_close)
     tier.keep(version(1))
-    until(lambda: any((tmp_path / "disk").glob("*1.1*")))
+    until(lambda: ends)
+    assert any((tmp_path / "disk").glob("*1.1*"))
     tier.close()
+    assert ends == [100]
     with WeightStore(tmp_path / "disk") as again:
         assert again.versions() == []
         with again.begin(version(1), 1000):

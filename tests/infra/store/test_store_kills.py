@@ -35,7 +35,7 @@ def test_killed_writer_leaves_a_complete_version_or_none(root: Path, point: str,
     with WeightStore(root) as store:
         add(store, FIRST)
     writer = start("write-and-die", root, point)
-    writer.communicate(timeout=20)
+    writer.communicate(timeout=60)
     assert writer.returncode == -signal.SIGKILL
     with WeightStore(root) as store:
         assert store.versions() == ([SECOND, FIRST] if visible else [FIRST])
@@ -88,7 +88,8 @@ def test_readers_see_only_complete_versions(root: Path) -> None:
             number += 1
             add(store, PolicyVersion(1, number))
             store.evict()
-        results = [json.loads(reader.communicate(timeout=20)[0]) for reader in readers]
+        results = [json.loads(reader.communicate(timeout=60)[0]) for reader in readers]
+        store.evict()  # what the readers had pinned
         assert len(store.versions()) == 2
     assert [(counts["complete"], counts["wrong"]) for counts in results] == [(60, 0)] * 2, results
     assert sum(path.stat().st_size for path in root.iterdir()) < SIZE * 3

@@ -12,12 +12,20 @@ from infra.store import locks
 
 
 @pytest.mark.parametrize("change", [Path.unlink, lambda path: (path.unlink(), path.touch())], ids=["gone", "replaced"])
-def test_lock_shared_raises_for_a_removed_or_replaced_file(tmp_path: Path, change: Callable[[Path], object]) -> None:
+def test_lock_shared_raises_for_a_removed_or_replaced_file(
+    tmp_path: Path, change: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "file"
     path.touch()
     exclusive = locks.try_lock_exclusive(path)
     assert exclusive is not None
-    raised: list[Exception] = []
+    raised, opened, made = list[Exception](), threading.Event(), locks.FileLock
+
+    def make(fd: int) -> locks.FileLock:
+        opened.set()
+        return made(fd)
+
+    monkeypatch.setattr(locks, "FileLock", make)
 
     def wait() -> None:
         try:
@@ -27,11 +35,12 @@ def test_lock_shared_raises_for_a_removed_or_replaced_file(tmp_path: Path, chang
 
     waiting = threading.Thread(target=wait)
     waiting.start()
+    assert opened.wait(60)  # else it would open the new file
     waiting.join(0.1)
     assert waiting.is_alive()
     change(path)
     exclusive.release()
-    waiting.join(5)
+    waiting.join(60)
     assert len(raised) == 1
 
 

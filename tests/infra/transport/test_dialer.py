@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Iterator
 
 import pytest
 from relays_here import RUN, TOKEN, Machine, configure, machines, manifest_of, store_version, until, weights
@@ -19,15 +20,18 @@ DATA = weights(3, 0.1)
 MANIFEST = manifest_of("1.1", DATA)
 
 
-def closed_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
+@pytest.fixture
+def closed_address() -> Iterator[str]:
+    """An address at which nobody listens, and nobody else can."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{unused.getsockname()[1]}"
 
 
-def test_dialer_names_unreachable_addresses_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
+def test_dialer_names_unreachable_addresses_for_a_while(closed_address: str, caplog: pytest.LogCaptureFixture) -> None:
     now = [100.0]
     dialer = Dialer(RUN, 1, Endpoint(token=TOKEN), Link(), clock=lambda: now[0])
-    link = RelayLink(7, closed_address(), "node-7", "/store")
+    link = RelayLink(7, closed_address, "node-7", "/store")
     memory = memoryview(bytearray(len(DATA)))
     with caplog.at_level(logging.WARNING):
         for _ in range(3):

@@ -62,19 +62,15 @@ def test_link_passes_lower_turns_first() -> None:
     passed: list[int] = []
     first, asleep = threading.Event(), threading.Event()
 
-    def sleep(seconds: float) -> None:
+    def sleep(seconds: float) -> None:  # of one transfer after the other
+        passed.append(int(threading.current_thread().name))
         asleep.set()
-        assert first.wait(10)
+        assert first.wait(60)
 
     link = Link(100.0, lambda: 0.0, sleep)
-
-    def pass_through(turn: int) -> None:
-        link.acquire(1, turn)
-        passed.append(turn)
-
-    threads = [threading.Thread(target=pass_through, args=(turn,)) for turn in (0, 7, 3)]
+    threads = [threading.Thread(target=link.acquire, args=(1, turn), name=str(turn)) for turn in (0, 7, 3)]
     threads[0].start()
-    assert asleep.wait(10)
+    assert asleep.wait(60)
     for waiting, thread in enumerate(threads[1:], 1):
         thread.start()
         while len(link._waiting) < waiting:
