@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -17,7 +18,6 @@ from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.role_notes import NotesUnavailable
 from infra.kafka.session import Partition, Session, SessionConfig
-from infra.listening import listening_socket
 from operators.trainer.rank_addresses import Addresses, AddressFile, AddressTopic
 from operators.trainer.rank_services import PROCESS
 from operators.trainer.ranks import Ranks
@@ -71,13 +71,11 @@ def test_invalid_address_file_is_as_none(tmp_path: Path, content: str) -> None:
 
 
 def test_ranks_connect_to_the_newest_address_of_the_topic(topic: RanksTopic) -> None:
-    unused = listening_socket("127.0.0.1")
-    ended = unused.getsockname()[1]
-    unused.close()
-    topic.open().write(address(ended), 1)
-    with BoundedProducer(topic.client) as producer:
-        producer.send(RANKS.name(topic.run), b"garbage", key=b"rank 0")
-    with ThreadPoolExecutor() as threads:
+    with socket.socket() as unused, ThreadPoolExecutor() as threads:
+        unused.bind(("127.0.0.1", 0))  # so that nobody else listens there
+        topic.open().write(address(unused.getsockname()[1]), 1)
+        with BoundedProducer(topic.client) as producer:
+            producer.send(RANKS.name(topic.run), b"garbage", key=b"rank 0")
         second = threads.submit(wait_for_ranks, topic.open(), TWO[1])
         first = threads.submit(wait_for_ranks, topic.open(), TWO[0], start=2)
         for rendezvous in (first.result(60), second.result(60)):

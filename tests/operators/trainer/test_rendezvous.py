@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +22,7 @@ import torch.distributed as dist
 from trainer_batches import save_tiny_model
 
 from infra.kafka.role_notes import NO_NOTES
-from infra.listening import listening_socket, listening_sockets
+from infra.listening import listening_sockets
 from infra.runners.stopping import STOPPING
 from operators.trainer import rank_services
 from operators.trainer import rendezvous as rendezvous_module
@@ -160,11 +161,11 @@ def test_ranks_that_wait_warn_with_ranks_address_and_reason(
 
     started = [ranks.start(2, 4)]
     wait_for("rank 2 waits for rank 0, but it has not published its address")
-    unused = listening_socket("127.0.0.1")
-    port = unused.getsockname()[1]
-    unused.close()
-    AddressFile(ranks.file).write(address(port))
-    wait_for(f"rank 0, but 127.0.0.1:{port} cannot be reached from", "Connection refused", "set trainer.rank_0_host")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # so that nobody else listens there
+        port = unused.getsockname()[1]
+        AddressFile(ranks.file).write(address(port))
+        wait_for(f"rank 0, but 127.0.0.1:{port} cannot be reached from", "Connection refused", "trainer.rank_0_host")
     started.append(ranks.start(0, 4))
     for rank in (0, 2):
         wait_for(f"rank {rank} waits for ranks 1, 3 to register with rank 0 at 127.0.0.1:", "(trainer.rank_0_host)")
@@ -267,17 +268,18 @@ def test_shutdown_ends_the_wait_for_ranks(ranks: RankThreads) -> None:
 
 @pytest.mark.parametrize("hangs", [True, False], ids=["hangs", "ends"])
 def test_rank_is_lost_if_another_one_does_not_join_a_collective(hangs: bool) -> None:
-    store, timeout = dist.HashStore(), timedelta(seconds=3 if hangs else 60)
+    store, options = dist.HashStore(), dist.AllreduceOptions()
+    options.timeout = timedelta(seconds=1 if hangs else 60)
 
     def group(rank: int) -> dist.ProcessGroupGloo:
-        return dist.ProcessGroupGloo(dist.PrefixStore("group", store), rank, 2, timeout=timeout)
+        return dist.ProcessGroupGloo(dist.PrefixStore("group", store), rank, 2, timeout=timedelta(seconds=60))
 
     with ThreadPoolExecutor() as threads:
         groups = list(threads.map(group, range(2)))
     if not hangs:
         del groups[1]
     with pytest.raises(RankLost, match=r"trainer\.collective_timeout_s: .*gloo"), lost_ranks():
-        groups[0].allreduce([torch.zeros(1)]).wait()
+        groups[0].allreduce([torch.zeros(1)], options).wait()
 
 
 def test_collective_waits_for_rank_0_longer_than_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +348,11 @@ def test_rank_lost_during_work_on_a_gpu_ends_the_process(
     monkeypatch.setattr(rendezvous_module, "_WATCH_S", 0.001)
     monkeypatch.setattr(os, "_exit", end)
     with watch_ranks(Rendezvous(TWO[1], Store()), torch.device("cuda:1")):
+        watching = [each for each in threading.enumerate() if each.name == "watch ranks"]
         assert (ended if lost else checked).wait(30)
+    for each in watching:
+        each.join()  # it must not end this process after the test
+    assert watching
     assert codes == code
 
 
