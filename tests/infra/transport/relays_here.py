@@ -29,7 +29,7 @@ from schemas.records import PolicyVersion, RelayChain, RelayLink, TensorSpec, We
 RUN = "r"
 TOKEN = "a-token-of-the-tests"
 CHUNK = 64 << 10
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 _numbers = itertools.count(1)
 _chain_numbers = itertools.count(1)
 
@@ -145,6 +145,23 @@ def machines(count: int, first: int = 0, **how: Any) -> Iterator[list[Machine]]:
             closer.start()
         for closer in closers:
             closer.join()
+
+
+@contextmanager
+def held(link: Link, after: int = 0) -> Iterator[None]:
+    """Only about `after` bytes pass `link` until the block ends, however long the test takes."""
+    released, acquire, most = threading.Event(), link.acquire, link.bytes_passed + after
+
+    def wait_and_acquire(count: int, turn: int = 0) -> None:
+        if link.bytes_passed >= most:
+            released.wait(TIMEOUT_S)
+        acquire(count, turn)
+
+    link.acquire = wait_and_acquire  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        released.set()
 
 
 def chain_over(links: Sequence[RelayLink], joining: Sequence[int] = (), schedule: str = "chain") -> RelayChain:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from relays_here import CHUNK, Machine, configure, delta_of, machines, manifest_of, store_version, until, weights
+from relays_here import CHUNK, Machine, configure, delta_of, held, machines, manifest_of, store_version, until, weights
 
 from infra.store.chunks import chunk_checksums
 from schemas.records import PolicyVersion, TensorSpec, WeightVersion
@@ -28,15 +28,17 @@ def test_broadcast_reaches_every_relay_bit_for_bit(schedule: str) -> None:
 
 
 def test_relay_forwards_chunks_before_its_version_is_complete() -> None:
-    """The relays are slow; the last relay has chunks before the middle one is complete."""
+    """The last relay has chunks of the middle one, which gets no more than half."""
     data = weights(2)
     manifest = manifest_of("1.1", data)
-    with machines(3, rate=5e5) as relays:
+    with machines(3) as relays:
         store_version(relays[0].store, manifest, data)
-        configure(relays, manifest)
         last = relays[2].node
-        until(lambda: (arrival := last.arriving()) and arrival.arrived > 2 * CHUNK)
-        assert not relays[1].has("1.1")
+        with held(relays[1].node.receiving, 8 * CHUNK):
+            configure(relays, manifest)
+            until(lambda: (arrival := last.arriving()) and arrival.arrived > 2 * CHUNK)
+            assert not relays[1].has("1.1")
+            assert relays[1].node.sending.bytes_passed > 0
         until(lambda: relays[2].has("1.1"))
 
 
@@ -122,12 +124,13 @@ def test_joining_relays_pull_from_each_other() -> None:
 def test_lost_source_costs_only_chunks_in_flight() -> None:
     data = weights(11, 2.0)
     manifest = manifest_of("1.1", data)
-    with machines(4, rate=1e6) as relays:
+    with machines(4) as relays:
         store_version(relays[0].store, manifest, data)
-        configure(relays, manifest)
         last = relays[2].node
-        until(lambda: (arrival := last.arriving()) and arrival.arrived > 4 * CHUNK)
-        relays[1].node.close()
+        with held(last.receiving, 6 * CHUNK):
+            configure(relays, manifest)
+            until(lambda: (arrival := last.arriving()) and arrival.arrived > 4 * CHUNK)
+            relays[1].node.close()
         for relay in relays[2:]:
             until(lambda relay=relay: relay.has("1.1"))
             assert relay.bytes_of("1.1") == data.tobytes()
@@ -139,12 +142,13 @@ def test_arrived_chunks_are_kept_without_a_source() -> None:
     """The only source is gone until all retries have failed; then another source appears."""
     data = weights(19, 2.0)
     manifest = manifest_of("1.1", data)
-    with machines(3, rate=1e6) as relays:
+    with machines(3) as relays:
         store_version(relays[0].store, manifest, data)
-        configure(relays[:2], manifest)
         last = relays[1].node
-        until(lambda: (arrival := last.arriving()) and arrival.arrived > 4 * CHUNK)
-        relays[0].node.close()
+        with held(last.receiving, 6 * CHUNK):
+            configure(relays[:2], manifest)
+            until(lambda: (arrival := last.arriving()) and arrival.arrived > 4 * CHUNK)
+            relays[0].node.close()
         until(lambda: last.counts.lost > 6)
         store_version(relays[2].store, manifest, data)
         configure([relays[2], relays[1]], manifest)
