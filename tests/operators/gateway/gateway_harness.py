@@ -133,8 +133,8 @@ class ScriptedRun:
     def send(self, order: TurnRequest | EpisodeEnd) -> None:
         encode(order)  # as the producer does
         paused = self.paused  # read before a waiting test continues
+        self.write("inbox", order)  # also before: this is a thread of its own
         self.orders.append(order)
-        self.write("inbox", order)
         if not paused:
             self.respond(order)
 

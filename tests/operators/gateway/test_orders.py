@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import httpx2
 import pytest
@@ -48,7 +49,19 @@ def test_order_that_changes_nothing_is_sent_again(monkeypatch: pytest.MonkeyPatc
 
 def test_order_is_not_sent_again_while_tokens_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turn_player, "_RECHECK_S", 0.001)
-    opened, now = [], [0.0]
+    opened, now, waits, wait = [], [0.0], [], turn_player.Player._wait
+
+    async def counted(*of: Any, **options: Any) -> None:
+        waits.append(now[0])
+        await wait(*of, **options)
+
+    async def looks_again() -> None:
+        """Return once the request has looked at its episode."""
+        seen = len(waits)
+        while len(waits) < seen + 3:
+            await asyncio.sleep(0.001)
+
+    monkeypatch.setattr(turn_player.Player, "_wait", counted)
     open_gateway = ScriptedRun.open
     monkeypatch.setattr(ScriptedRun, "open", lambda run: opened.append(open_gateway(run)) or opened[0])
 
@@ -56,13 +69,12 @@ def test_order_is_not_sent_again_while_tokens_arrive(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(opened[0].player, "_clock", lambda: now[0])
         run.paused = True
         request = asyncio.create_task(chat(client, HELLO))
-        while not run.orders:
+        while not waits:  # it has sent its order
             await asyncio.sleep(0)
         for _ in range(2):
             now[0] += 10.0
             run.gain(run.orders[0], 1)
-            for _ in range(20):
-                await asyncio.sleep(0.001)
+            await looks_again()
             assert len(run.orders) == 1
         now[0] += 16.0
         while len(run.orders) == 1:
@@ -70,8 +82,7 @@ def test_order_is_not_sent_again_while_tokens_arrive(monkeypatch: pytest.MonkeyP
         for _ in range(3):  # together longer than turn_timeout_s
             now[0] += 400.0
             run.gain(run.orders[0], 1)
-            for _ in range(20):
-                await asyncio.sleep(0.001)
+            await looks_again()
             assert not request.done()
         now[0] += 601.0
         assert (await request)["error"]["type"] == "timeout"
