@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -280,10 +279,7 @@ def test_relay_dead_letters_an_unfetchable_manifest_once(relay: Relay, store: We
     invalid = manifest("1.1", chunk_bytes=0)  # without chunks nothing can be fetched
     relay.receive(invalid, RelayChain(1, (RelayLink(3, "", "", ""), RelayLink(4, "", "", "")), (), "chain", 0))
     found: list[DeadLetter] = []
-    deadline = time.monotonic() + 10
-    while not found and time.monotonic() < deadline:
-        found += letters(relay.receive())
-        time.sleep(0.01)
+    until(lambda: found.extend(letters(relay.receive())) or found)
     (letter,) = found
     assert "is invalid: version 1.1 is declared with chunks of 0 bytes" in letter.reason
     assert (letter.offset, letters(relay.receive(invalid))) == (0, [])
