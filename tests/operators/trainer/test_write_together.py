@@ -42,9 +42,9 @@ def test_version_may_take_longer_than_a_collective_may(folder: Path) -> None:
 
 
 def test_parts_of_another_machine_are_sent_in_the_background(folder: Path) -> None:
-    """Rank 0 begins at once; the other rank waits for it longer than a collective may. Weights change afterwards."""
-    first, waited, second, waited_in_step, wrong = found(folder, "background", 2)[0]
-    assert max(first, second) < SHORT_TIMEOUT_S / 2  # a whole transfer takes longer than SHORT_TIMEOUT_S
+    """Rank 0 begins, and computes a step, before anything is sent; then it waits longer than a collective may. Weights
+    change afterwards."""
+    waited, waited_in_step, wrong = found(folder, "background", 2)[0]
     assert waited > SHORT_TIMEOUT_S
     assert waited_in_step > SHORT_TIMEOUT_S
     assert wrong == 0

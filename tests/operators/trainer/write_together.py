@@ -3,10 +3,10 @@
     python write_together.py FOLDER WORK...
 
 WORK is `slow`: two ranks of one machine and one of another, which is slow, write the file of a version;
-`background`: a rank of another machine, which is slow, sends its part of two versions while both ranks train; or
-`full=N`: two ranks gather the final model of FOLDER/model into FOLDER/WORK/result, whose disk is full in the first N
-attempts. Rank R writes FOLDER/WORK/R.json: the values of the file; seconds of calls and differing tensors; or the error
-and the attempts of rank 0's final model.
+`background`: a rank of another machine, which is slow, sends its part of two versions while both ranks train, once rank
+0 needs it; or `full=N`: two ranks gather the final model of FOLDER/model into FOLDER/WORK/result, whose disk is full in
+the first N attempts. Rank R writes FOLDER/WORK/R.json: the values of the file; seconds of calls and differing tensors;
+or the error and the attempts of rank 0's final model.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from operators.trainer.weight_parts import NamedRange, WeightPart  # noqa: E402
 TENSORS, SLOW_S, TIMEOUT_S = 14, 0.5, 6.0
 """All tensors of the slow rank take longer than the timeout, a few of them much less."""
 TRIES = 3
-MESSAGE_BYTES, SHORT_TIMEOUT_S = 4096, 3.0
+MESSAGE_BYTES, SHORT_TIMEOUT_S = 4096, 3.5
 """All messages of a version take longer than the timeout."""
 
 
@@ -90,23 +90,25 @@ def write_slowly(rank: int, folder: Path) -> object:
 
 
 class SlowSender:
-    """Sends each message late."""
+    """Sends each message late, those of version `number` once rank 0 waits for them: its file in `folder` says so."""
 
-    def __init__(self) -> None:
-        self._send = version_file._send
+    def __init__(self, folder: Path) -> None:
+        self._send, self._folder, self.number = version_file._send, folder, 0
 
     def __call__(self, step: Any, group: Any) -> None:
+        while not (self._folder / f"{self.number}.awaited").exists():
+            time.sleep(0.01)
         time.sleep(SLOW_S)
         self._send(step, group)
 
 
 def publish_in_background(rank: int, folder: Path) -> object:
-    """Publish the initial model and that of the first batch. On rank 0 the seconds of each beginning, of the wait for
-    the first version and of the second batch's step for the second one, and how many of the tensors are wrong."""
+    """Publish the initial model and that of the first batch. On rank 0 the seconds of the wait for the first version
+    and of the second batch's step for the second one, and how many of the tensors are wrong."""
     version_file.GROUP_BYTES = MESSAGE_BYTES
     if rank:
         joint_actions.open_file = lambda *_: nullcontext()  # type: ignore[assignment, return-value]
-        version_file._send = SlowSender()
+        version_file._send = sender = SlowSender(folder)
     ranks = Ranks(rank, 2, timeout_s=SHORT_TIMEOUT_S)
     rendezvous = join_process_group(AddressFile(folder / "ranks.json"), ranks)
     config = TrainingConfig(ranks=2, learner=LearnerConfig(warmup_steps=0, micro_batch_tokens=64))
@@ -115,14 +117,24 @@ def publish_in_background(rank: int, folder: Path) -> object:
         part = make_batch(seed=number, number=number, parts=2)[rank]
         training.add_part(replace(part, index=0, count=1, rank=rank), rank, number)
     (folder / f"{rank}.version").touch()
+    wait, number = training._learner.before_change, 0
+
+    def reach_step() -> None:
+        if rank == 0:
+            (folder / f"{number}.awaited").touch()
+        wait()
+
+    training._learner.before_change = reach_step
     seconds, wrong = list[float](), 0
     for number in range(2):
         expected = {name: tensor.clone() for name, tensor in training.joint.rounded.items()}
         values = {name: np.zeros(tensor.nbytes, np.uint8) for name, tensor in expected.items()}
         began = time.monotonic()
         finish = training.joint.write_to(folder / "0.version", values) if rank == 0 else None
-        seconds.append(time.monotonic() - began)
+        if rank:
+            sender.number = number
         if finish is not None and number == 0:
+            (folder / "0.awaited").touch()
             finish()
             seconds.append(time.monotonic() - began)
         training.train()
