@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import psutil
 
@@ -158,6 +159,18 @@ class FlinkCluster:
     def jobs(self, state: str = "RUNNING") -> list[str]:
         """The ids of the jobs in `state`."""
         return [job["id"] for job in self.rest("/jobs").get("jobs", ()) if job["status"] == state]
+
+    def metrics(self, vertex: str, ending: str) -> list[float]:
+        """The metric whose name has this `ending`, of each subtask of the only job's vertices with `vertex` in their
+        names, as far as it is known."""
+        (job,), found = self.jobs(), list[float]()
+        for each in self.rest(f"/jobs/{job}").get("vertices", ()):
+            for subtask in range(each["parallelism"] if vertex in each["name"] else 0):
+                path = f"/jobs/{job}/vertices/{each['id']}/subtasks/{subtask}/metrics"
+                names = [known["id"] for known in self.rest(path) if known["id"].endswith(ending)]
+                replies = [self.rest(f"{path}?get={quote(name, safe='')}") for name in names]
+                found += [float(known["value"]) for reply in replies for known in reply]
+        return found
 
     def workers(self) -> list[psutil.Process]:
         """The Beam workers of all pools."""

@@ -223,6 +223,11 @@ def submit(place: Place, host: str, folder: Path, role: str, *arguments: str) ->
     return spawn(whole, folder / f"{role}.log", die_with_parent="--detach" not in arguments)
 
 
+def role_step(role: str) -> str:
+    """A part of the name of the vertex in which `role` reads its records and folds them."""
+    return f"]{role}/{{"
+
+
 def end(process: psutil.Process | None) -> None:
     """Kill `process` and what it has started, unless it has ended."""
     if process is not None and process.is_running():
@@ -257,6 +262,22 @@ def test_flink_gets_the_options_of_which_beam_warned(run: ClusterRun) -> None:
     assert "#18 restart attempts" in given["restart-strategy"]
     assert run.flink.rest(f"/jobs/{job}/checkpoints/config")["interval"] == 1000
     assert "Unparseable" not in run.submission.log.read_text()
+
+
+def test_flink_has_counters_and_watermarks_of_the_steps(run: ClusterRun) -> None:
+    def dispatched() -> float:
+        return sum(run.flink.metrics(role_step("placement"), "laminar_placed/dispatch"))
+
+    def watermarks() -> list[float]:
+        """Of both shards' output, in seconds."""
+        return [value / 1e3 for value in run.flink.metrics(role_step("score"), "currentOutputWatermark")]
+
+    run.until(dispatched, "placed trajectories in Flink's metrics")
+    first, begun = dispatched(), time.time()
+    run.until(lambda: dispatched() > first, "more placed trajectories")
+    run.until(lambda: min(watermarks(), default=0) > begun, "watermarks of records that were written since")
+    assert len(watermarks()) == len(TASKS)
+    assert max(watermarks()) <= time.time(), "records of the future"
 
 
 def test_run_continues_after_a_flink_task_manager_is_killed(run: ClusterRun) -> None:
