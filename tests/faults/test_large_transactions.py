@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -42,8 +43,8 @@ def outputs(config: SessionConfig, megabytes: int) -> list[Outgoing]:
 
 @pytest.mark.slow
 def test_sink_commits_an_emission_larger_than_the_bound(proxied: ProxiedBroker, run_id: str) -> None:
-    """1 GB at 20 MB/s takes 50 s of the default time-out of 60 s; here 42 MB take 24 s of 40 s."""
-    records, size, timeout_s = 6, 7_000_000, 40.0
+    """1 GB at 20 MB/s takes 50 s of the default time-out of 60 s; so do 42 MB at 0.84 MB/s."""
+    records, size, timeout_s = 42, 1_000_000, 60.0
     assert records * size > MAX_TRANSACTION_BYTES
     config = ShardConfig(proxied.proxied, run_id, "score", transaction_timeout_s=timeout_s)
     topic = DEAD_LETTERS.name(run_id)
@@ -53,13 +54,14 @@ def test_sink_commits_an_emission_larger_than_the_bound(proxied: ProxiedBroker, 
     letters = [DeadLetter("score", "large", "trajectories", 0, number, bytes(size), 0) for number in range(records)]
     outputs = tuple(Output(DEAD_LETTERS, str(letter.offset), letter) for letter in letters)
     session, sink = SESSIONS.open(config.session()), ShardSink(config)
-    proxied.proxy.throttle(records * size / (0.6 * timeout_s))
-    link = proxied.proxy.upstream_pace
+    proxied.proxy.throttle(records * size / (50 / 60 * timeout_s))
+    link, began = proxied.proxy.upstream_pace, time.monotonic()
     try:
         sink.write(Emission(config.group, session.start, 1, outputs, Checkpoint()))
         sink.flush()
         assert (session.lost, session.commits) == (None, 2)  # the first one is that of the start
         assert link.bytes > records * size
+        assert time.monotonic() - began > 0.8 * timeout_s
     finally:
         proxied.proxy.clear()
         sink.close()
