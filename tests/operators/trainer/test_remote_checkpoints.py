@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from trainer_batches import make_batch, save_tiny_model
+from trainer_on_a_log import Trainer
 
 from infra.models.checkpoint_list import MANIFEST, list_checkpoints
 from infra.storage import RemotePath
@@ -34,6 +36,9 @@ from operators.trainer.learner import Learner
 from operators.trainer.learner_state import LearnerState
 from operators.trainer.persist import CheckpointError, persist
 from operators.trainer.ranks import Ranks
+from operators.trainer.training_config import TrainingConfig
+from pipelines.config import Config, RunConfig
+from pipelines.training_step import checkpoints_of
 from schemas.records import PolicyVersion
 
 
@@ -118,6 +123,31 @@ def test_remote_checkpoint_of_two_ranks_is_read_whole(store: ObjectStore, learne
     for stored, whole in ((found.weights, state.weights), (found.moments, state.moments)):
         assert stored.keys() == whole.keys()
         assert all(torch.equal(stored[name], tensor) for name, tensor in whole.items())
+
+
+def test_killed_trainer_resumes_from_an_object_store(store: ObjectStore, trainer: Trainer) -> None:
+    """Its machine's disk is gone: only the checkpoint and the log remain."""
+    settings = TrainingConfig(checkpoint_folder=store.bucket("resumed"))
+    root = checkpoints_of(replace(Config(), run=RunConfig("mine"), trainer=settings))
+    assert isinstance(root, RemotePath)
+    trainer.step = replace(trainer.step, checkpoints=root)
+    trainer.configure(checkpoint_folder=settings.checkpoint_folder)
+    trainer.start()
+    trainer.run()
+    trainer.feed(0, 1, 2)
+    trainer.run(4)
+    before = trainer.weights("1.3")
+    assert names(root) == ["1.2"]
+    trainer.shard.crash()
+    shutil.rmtree(trainer.folder / "store")
+    trainer.feed(3, 4, 5)
+    trainer.start()
+    trainer.run(8)
+    assert trainer.manifests()[4] == ("2.3", "1.2", (2,))
+    assert all((before[name] == value).all() for name, value in trainer.weights("2.3").items())
+    assert trainer.ancestry() == list(range(6))
+    assert names(root) == ["2.4", "2.6"]
+    assert not (trainer.folder / "checkpoints").exists()
 
 
 def test_remote_checkpoints_are_pruned(store: ObjectStore, learner: Learner) -> None:
