@@ -153,3 +153,19 @@ def test_lineage_ends_at_the_trim_point_and_reports_it(run: TrimmedRun, laminar:
     steps = json.loads(text)
     assert [(each["version"], each["trim_point"]) for each in steps] == [("1.3", None), ("1.2", 1)]
     assert [each["trajectories"] for each in steps] == [4, 0]
+
+
+def test_audit_begins_at_the_trim_point_and_reports_it(run: TrimmedRun, laminar: Trim) -> None:
+    """Of the 18 trajectories of three batches the 12 of the first two are closed, and the last evaluation."""
+    code, text, _ = laminar("runs", "audit", "--run", run.run, "--json")
+    assert (code, json.loads(text)["begins_at"]) == (0, None)
+    run.trim("1.2")
+    code, text, error = laminar("runs", "audit", "--run", run.run)
+    assert code == 0, error
+    assert "        18  dispatched" in text
+    line = "the log begins at version 1.2: 13 of these trajectories are counts of trim point 1"
+    assert text.splitlines()[-1] == line
+    code, text, _ = laminar("runs", "audit", "--run", run.run, "--json")
+    found = json.loads(text)
+    assert (code, found["passed"], found["dispatched"]) == (0, True, 18)
+    assert found["begins_at"] == {"trim_point": 1, "version": "1.2", "trimmed_at": 7}
