@@ -1,7 +1,9 @@
-"""Runs that change while they are disturbed: other shards, forgotten offsets, other levels of a curriculum."""
+"""Runs that change: other shards, forgotten offsets, other levels of a curriculum, a batch that cannot be trained."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,13 +12,16 @@ from clean_histories import quiet
 from infra.kafka.note import Note, place_of
 from infra.simulation.cluster import Place
 from operators.io.ledger import TrajectoryLedger
-from pipelines.simulate.configurations import configuration, wiring
+from pipelines.simulate.configurations import RELAYS, configuration, resumed_roles, wiring
 from pipelines.simulate.faults import Fault
+from pipelines.simulate.invariants import Invariants
+from pipelines.simulate.simulated_learner import SimulatedLearner
+from pipelines.simulate.trained_content import INITIAL, TrainedContent, next_content, row_number
 from pipelines.simulate.world import SimulatedHistory, World
 from schemas.codec import decode
 from schemas.metric_labels import LATER_PARTS
-from schemas.records import LevelReply
-from schemas.topics import CURRICULUM, EXPERIENCES, METRICS, RESTORE, TRAJECTORIES, Topic
+from schemas.records import LevelReply, MicroBatch
+from schemas.topics import CURRICULUM, DEAD_LETTERS, EXPERIENCES, METRICS, RELAY, RESTORE, TRAJECTORIES, Topic
 
 __all__ = ["quiet"]
 
@@ -100,3 +105,33 @@ def test_curriculum_changes_its_level_while_roles_are_killed() -> None:
     names = ("prompts", "experience", "placement", "score")
     world = played("curriculum", *(Fault(6.0 + 2 * n, "kill", name, 1.0, n) for n, name in enumerate(names)))
     assert len({each.level for each in written(world, CURRICULUM) if isinstance(each, LevelReply)}) > 1
+
+
+def test_admission_goes_on_after_an_untrainable_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one admitted batch nothing is dispatched before a version covers the batch. Its weights do not change."""
+    update = SimulatedLearner.update
+
+    def refuse(learner: SimulatedLearner, rows: Sequence[MicroBatch]) -> dict[str, float]:
+        if rows[0].batch == 1:
+            raise ValueError("a reward is not finite")
+        return update(learner, rows)
+
+    def content_after(contents: TrainedContent, count: int) -> str:
+        content = INITIAL
+        for number in range(count):
+            if number != 1:
+                content = next_content(content, map(row_number, contents._batches[number]))
+        return content
+
+    monkeypatch.setattr(SimulatedLearner, "update", refuse)
+    monkeypatch.setattr(TrainedContent, "after", content_after)
+    monkeypatch.setattr(Invariants, "_dead_letter", lambda *_: None)  # no other run has one
+    shape = "a real trainer"
+    config = configuration(shape)
+    config = replace(config, placement=replace(config.placement, admitted_batches=1))
+    world = World(config, resumed_roles(shape, config), SimulatedHistory(0, shape, ()), relays=RELAYS[shape])
+    assert world.run().failure is None
+    versions = {batch: each for each in written(world, RELAY) for batch in each.batches}
+    assert [batch for batch, each in versions.items() if each.untrained_batches] == [1]
+    assert max(versions) > 3
+    assert ["a reward is not finite" in each.reason for each in written(world, DEAD_LETTERS)] == [True]
