@@ -147,6 +147,8 @@ def test_parse_config_rejects_values_of_wrong_types(table: dict[str, Any], messa
         ({"kafka": {"partitions": 0}}, "kafka: partitions must be at least 1"),
         ({"kafka": {"replication_factor": 0}}, "kafka: replication_factor must be at least 1, or -1"),
         ({"kafka": {"outage_timeout_s": 0.0}}, "kafka: outage_timeout_s must be positive"),
+        ({"kafka": {"transaction_timeout_s": 0.9}}, "kafka: transaction_timeout_s must be at least 1, not 0.9"),
+        ({"kafka": {"transaction_timeout_s": 3601}}, "kafka: transaction_timeout_s must be at most 3600, not 3601"),
         ({"kafka": {"metrics_hours": math.nan}}, "kafka: metrics_hours must be at least 1, not nan"),
         ({"run": {"time_scale": math.inf}}, "run: time_scale must be finite, not inf"),
         ({"run": {"name": "a run"}}, "run: run name 'a run' must be"),
