@@ -250,6 +250,29 @@ RESTARTS = (
         "tests/operators/io/test_shard_source.py::test_source_opens_a_new_session_if_an_input_was_deleted",
     ),
     Fix(
+        "a socket whose connection fails is closed",
+        "infra/kafka/client_patches.py",
+        (
+            (
+                "timeout_at=timeout_at)\n    except BaseException:\n        sock.close()\n",
+                "timeout_at=timeout_at)\n    except BaseException:\n",
+            ),
+        ),
+        "tests/infra/kafka/test_failed_connections.py::test_client_closes_sockets_of_refused_connections",
+    ),
+    Fix(
+        "a socket whose TLS handshake fails is closed",
+        "infra/kafka/client_patches.py",
+        (("    KafkaSSLTransport.handshake = _handshake\n", ""),),
+        "tests/infra/kafka/test_failed_connections.py::test_client_closes_sockets_of_failed_tls_handshakes",
+    ),
+    Fix(
+        "a client that is closed closes sockets with unsent data",
+        "infra/kafka/client_patches.py",
+        (("        for sock in watched:\n            sock.close()\n", ""),),
+        "tests/infra/kafka/test_failed_connections.py::test_closed_client_closes_sockets_with_unsent_data",
+    ),
+    Fix(
         "clients do not create topics",
         "infra/kafka/properties.py",
         ((" | ({} if client == ADMIN else _NEVER_CREATE)", ""),),
@@ -260,6 +283,12 @@ RESTARTS = (
         "infra/kafka/settings_check.py",
         (('elif setting in ("cleanup.policy", "retention.ms", "retention.bytes"):', "elif False:"),),
         "tests/infra/kafka/test_settings_check.py",
+    ),
+    Fix(
+        "metrics expire",
+        "pipelines/run/topics.py",
+        (('kept = "-1" if metrics_hours == math.inf else', 'kept = "-1" if True else'),),
+        "tests/pipelines/run/test_make_topics.py::test_only_metrics_expire_after_the_configured_hours",
     ),
     Fix(
         "settings are checked before any record",

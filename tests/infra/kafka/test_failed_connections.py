@@ -11,7 +11,7 @@ from kafka import KafkaAdminClient, KafkaConsumer
 from kafka.errors import KafkaError
 
 from infra.kafka import client_patches as client_repairs
-from infra.kafka.broker import free_port
+from infra.kafka.broker import Broker, free_port
 from infra.kafka.client_patches import patch_clients
 from infra.kafka.properties import ClientProperties
 
@@ -56,6 +56,13 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     make, init = KafkaNetSocket.socket, KafkaTCPTransport.__init__
 
+    class Remembered(client_repairs._Socket):
+        """That of kafka-python is detached, and this one takes its place."""
+
+        def __init__(self, *arguments: int, **more: int) -> None:
+            super().__init__(*arguments, **more)
+            sockets.append(self)
+
     def remember(*arguments: object) -> socket.socket:
         sockets.append(make(*arguments))
         return sockets[-1]
@@ -65,6 +72,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:
         init(transport, net, sock, **more)
 
     monkeypatch.setattr(KafkaNetSocket, "socket", remember)
+    monkeypatch.setattr(client_repairs, "_Socket", Remembered)
     monkeypatch.setattr(KafkaTCPTransport, "__init__", remember_wrapped)
     return sockets
 
@@ -97,6 +105,16 @@ def test_client_closes_sockets_of_handshake_timeouts(
 
 def test_client_closes_abandoned_sockets(made: list[socket.socket], silent: int) -> None:
     fail_to_connect(made, {}, silent)
+    assert {sock.fileno() for sock in made} == {-1}
+
+
+def test_closed_client_closes_sockets_with_unsent_data(made: list[socket.socket], broker: Broker) -> None:
+    client = KafkaAdminClient(**broker.client().admin())
+    client.list_topics()
+    for connection in client._manager._conns.values():
+        connection.transport._write_buffer.append(b"what a broker that hangs does not read")
+    assert {sock.fileno() for sock in made} != {-1}
+    client.close()
     assert {sock.fileno() for sock in made} == {-1}
 
 

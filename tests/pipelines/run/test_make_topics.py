@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,8 @@ import pytest
 from infra.kafka.admin import TopicError, TopicSpec, admin_client, create_topics, end_offsets, list_topics
 from infra.kafka.broker import Broker
 from infra.kafka.settings_check import SettingProblem, UnsuitableKafka
-from pipelines.config import load_config
-from pipelines.run.topics import check_kafka, make_topics
+from pipelines.config import Config, KafkaConfig, RunConfig, load_config
+from pipelines.run.topics import check_kafka, make_topics, topic_spec
 from schemas.topics import CATALOGUE, SCHEMAS, SETTLED
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "chain_sum.toml"
@@ -42,6 +44,15 @@ def test_unsuitable_kafka_is_an_error_before_any_record(
             with pytest.raises(UnsuitableKafka, match=error):
                 check(config)
         assert set(end_offsets(admin, [SCHEMAS.name(run_id)], committed=False).values()) == {0}
+
+
+@pytest.mark.parametrize(("hours", "kept"), [(2.0, "7200000"), (math.inf, "-1")])
+def test_only_metrics_expire_after_the_configured_hours(hours: float, kept: str) -> None:
+    config = replace(Config(), run=RunConfig("any"), kafka=KafkaConfig(metrics_hours=hours))
+    specs = {topic.short_name: topic_spec(config, topic).config for topic in CATALOGUE.values()}
+    held = {name: spec["retention.ms"] for name, spec in specs.items() if spec["cleanup.policy"] == "delete"}
+    assert held.pop("metrics") == kept
+    assert set(held.values()) == {"-1"}
 
 
 def test_check_kafka_names_one_reason_once_and_creates_nothing(broker: Broker, run_id: str) -> None:
