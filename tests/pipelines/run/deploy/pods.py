@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -91,6 +92,17 @@ class Container:
         assert code is not None
         return int(code)
 
+    def evict(self, notice_s: float) -> int:
+        """End the container as a kubelet does, and return its exit code: SIGTERM, and SIGKILL once the grace period is
+        over, which is the manifest's, or `notice_s` seconds if that is less (`kubectl drain --grace-period`).
+        """
+        self.send(signal.SIGTERM)
+        try:
+            return self.wait(min(self._pod.grace_s, notice_s))
+        except psutil.TimeoutExpired:
+            self.kill()
+            return 128 + signal.SIGKILL
+
     def kill(self) -> None:
         """Kill the container. Its first process has changed its user, so the end of its parent does not end it."""
         if self._process is not None and is_running(self._process):
@@ -163,6 +175,7 @@ class Pod:
         self.name, self.index, self.node, self.host = name, index, node, host
         self._cluster, self._spec = cluster, template["spec"]
         self.rights = self._spec["securityContext"]
+        self.grace_s = float(self._spec.get("terminationGracePeriodSeconds", 30))
         self._volumes = {each["name"]: self._make(each) for each in self._spec["volumes"]}
         self.containers = [Container(cluster, self, spec) for spec in self._spec["containers"]]
 

@@ -173,8 +173,7 @@ def test_deployed_example_runs_to_a_passed_audit(deployed: Deployed) -> None:
 
     _until(lambda: _versions(deployed) > STEPS and _generating(deployed) == {0, 1}, roles)
     _check_the_tier(deployed)
-    late.send(signal.SIGTERM)  # evicted; its StatefulSet starts it again
-    assert late.wait(NOTICE_S + 30) == 0, late.log.read_text()[-3000:]
+    assert late.evict(NOTICE_S) == 0, late.log.read_text()[-3000:]  # its StatefulSet starts it again
     late.start()
     until_all([late], "readinessProbe", START_S)
     _until(lambda: _exported(deployed, "laminar_audit_passed") == 1.0, [*roles, metrics])
