@@ -30,7 +30,11 @@ class Cluster:
     @property
     def client(self) -> ClientProperties:
         """Client properties that work on any host."""
-        return ClientProperties.at(",".join(f"{self.network.hosts[name].address}:{PORT}" for name in self.names))
+        return self.client_of(*self.names)
+
+    def client_of(self, *names: str) -> ClientProperties:
+        """Client properties that connect to the brokers `names` first."""
+        return ClientProperties.at(",".join(f"{self.network.hosts[name].address}:{PORT}" for name in names))
 
     def log_dir(self, name: str) -> Path:
         """The folder of a broker's partitions."""
@@ -43,7 +47,7 @@ class Cluster:
             self._properties(name).write_text("".join(f"{k}={v}\n" for k, v in self._settings(node, name).items()))
         cluster = random_id()
         for node, name in enumerate(self.names, 1):
-            format_storage(self.log_dir(name), str(node), cluster)
+            self._format(node, name, cluster)
             self.start_broker(name)
         self.wait()
 
@@ -57,7 +61,7 @@ class Cluster:
         """Return once every broker responds to clients on its own host. Raises AssertionError."""
         deadline = time.monotonic() + timeout_s
         for name in self.names:
-            client = ClientProperties.at(f"{self.network.hosts[name].address}:{PORT}")
+            client = self.client_of(name)
             while within(self.network.hosts[name], lambda client=client: connection_problem(client.admin(), 2.0)):
                 log = self.folder / name / "broker.log"
                 assert is_running(self.processes[name]), f"{name} died:\n{log.read_text()[-2000:]}"
@@ -78,6 +82,9 @@ class Cluster:
                 process.wait(30)
             except psutil.NoSuchProcess:
                 continue
+
+    def _format(self, node: int, name: str, cluster: str) -> None:
+        format_storage(self.log_dir(name), str(node), cluster)
 
     def _properties(self, name: str) -> Path:
         return self.folder / name / "server.properties"

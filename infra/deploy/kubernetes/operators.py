@@ -8,7 +8,7 @@ from typing import Any
 
 from infra.deploy.kubernetes.names import FLINK_OF, FLINK_REST_PORT, labels_of, manifest
 from infra.deploy.kubernetes.pods import submitter_pod, worker_pool_pod
-from infra.deploy.kubernetes.workloads import SINGLE
+from infra.deploy.kubernetes.workloads import SINGLE, disruption_budget
 from infra.deploy.plan import DATA_PLANE, DeploymentPlan
 from infra.kafka.acls import Acl
 from infra.runners.flink_jars import FLINK
@@ -90,6 +90,8 @@ def flink(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
     }
     name = plan.resource_name("flink")
     yield manifest(plan, "flink.apache.org/v1beta1", "FlinkDeployment", name, spec=spec)
+    if plan.deploy.flink_slots > 1:
+        yield disruption_budget(plan, "pool")
     pod = submitter_pod(plan, f"{name}-rest:{FLINK_REST_PORT}")
     spec = {**SINGLE, "selector": {"matchLabels": labels_of(plan, DATA_PLANE)}, "template": pod}
     yield manifest(plan, "apps/v1", "Deployment", plan.resource_name(DATA_PLANE), DATA_PLANE, spec=spec)

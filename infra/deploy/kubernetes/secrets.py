@@ -5,12 +5,14 @@ from __future__ import annotations
 import shlex
 from pathlib import PurePosixPath
 
-from infra.deploy.plan import AGENTS, GATEWAY, DeploymentPlan
+from infra.deploy.plan import AGENTS, GATEWAY, SECRETS, DeploymentPlan
 from infra.deploy.role_acls import EXPORT, PEOPLE
 
 RELAY = "relay-files"
 GATEWAY_FILES, AGENT_FILES = "gateway-files", "agent-files"
 ADMIN = "admin"
+KAFKA_CA = "kafka-ca.pem"
+"""The certificate of Kafka's authority, if that is a private one: in the Secret of each Kafka user."""
 
 
 def secrets_of(plan: DeploymentPlan, user: str, *, weights: bool) -> list[str]:
@@ -24,7 +26,8 @@ def secrets_of(plan: DeploymentPlan, user: str, *, weights: bool) -> list[str]:
 def script(plan: DeploymentPlan) -> str:
     """A shell script that creates the Secrets from the files of the folder in its first argument."""
     users = sorted({*(unit.name for unit in plan.units), PEOPLE, EXPORT, ADMIN}) if plan.authenticated else []
-    files = {plan.resource_name(f"kafka-{user}"): [f"{user}.properties"] for user in users}
+    kafka = {plan.resource_name(f"kafka-{user}"): [f"{user}.properties"] for user in users}
+    files = dict(kafka)
     groups = {RELAY: plan.relay_files, GATEWAY_FILES: plan.gateway_files, AGENT_FILES: plan.agent_files}
     for name, paths in groups.items():
         if paths:
@@ -36,7 +39,13 @@ def script(plan: DeploymentPlan) -> str:
         "# authentication also each Kafka user's USER.properties.",
         'set -eu\nfolder=${1:?the folder of the files}\nshift\ncd "$folder"',
     ]
+    if users:
+        lines += [
+            f"# Kafka users get FOLDER's {KAFKA_CA} if there is one: ssl.truststore.location={SECRETS}/{KAFKA_CA}",
+            f"ca=\nif [ -f {KAFKA_CA} ]; then ca=--from-file={KAFKA_CA}; fi",
+        ]
     for name, wanted in files.items():
         words = ["kubectl", "create", "secret", "generic", name, "--namespace", plan.deploy.namespace]
-        lines.append(shlex.join([*words, *(f"--from-file={file}" for file in wanted)]) + ' "$@"')
+        authority = " $ca" if name in kafka else ""
+        lines.append(shlex.join([*words, *(f"--from-file={file}" for file in wanted)]) + f'{authority} "$@"')
     return "\n".join(lines) + "\n"

@@ -50,13 +50,18 @@ def by_hand(plan: DeploymentPlan) -> dict[str, list[dict[str, Any]]]:
 
 def roles(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
     """The workloads of all roles, and what protects them while machines are drained."""
+    scaled = {unit.scales for unit in plan.workloads}
     for unit in plan.workloads:
         yield _workload(plan, unit)
-        if unit.count > 1:
-            spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels_of(plan, unit.name)}}
-            name = plan.resource_name(unit.name)
-            yield manifest(plan, "policy/v1", "PodDisruptionBudget", name, unit.name, spec=spec)
+        if unit.count > 1 or unit.name in scaled:
+            yield disruption_budget(plan, unit.name)
     yield _metrics(plan)
+
+
+def disruption_budget(plan: DeploymentPlan, role: str) -> dict[str, Any]:
+    """Of the pods of `role`, a drain of machines evicts one at a time."""
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels_of(plan, role)}}
+    return manifest(plan, "policy/v1", "PodDisruptionBudget", plan.resource_name(role), role, spec=spec)
 
 
 def accounts(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Configurations to deploy: the example; a run on GPUs with a secured Kafka, operators and 16 ranks, also on Flink."""
+"""Configurations to deploy: the example, also with a secured Kafka; a run on GPUs with operators, also on Flink."""
 
 from __future__ import annotations
 
@@ -65,6 +65,10 @@ processes = 8
 [deploy]
 network_policies = false
 """
+_THREE_BROKERS = """bootstrap_servers = "k1:9092,k2:9092,k3:9092"
+client_properties = "/etc/laminar-secrets/{role}.properties"
+replication_factor = 3
+"""
 GATEWAY = {
     "host": "0.0.0.0",
     "port": 8443,
@@ -98,6 +102,7 @@ CONFIG_TEXTS = {
     "secured": _SECURED,
     "flink": on_flink(_SECURED),
     "emulated": _EMULATED,
+    "authenticated": _EXAMPLE.replace('bootstrap_servers = "kafka:9092"', _THREE_BROKERS),
     "agents": _EXAMPLE.replace("[prompts]", '[prompts]\nenvironment = "agent"') + _AGENTS,
 }
 
@@ -152,3 +157,10 @@ def pods(documents: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, 
             yield each, {**pod, "containers": [own for own in pod["containers"] if "image" in own]}
         elif "template" in spec:
             yield each, spec["template"]["spec"]
+
+
+def pod_labels(document: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The labels of the pods of a workload; of a FlinkDeployment those of all pods, then also of its task managers."""
+    spec = document.get("spec", {})
+    templates = [spec.get("template"), spec.get("podTemplate"), spec.get("taskManager", {}).get("podTemplate")]
+    return [each["metadata"]["labels"] for each in templates if each]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import kubernetes_validate
 import pytest
 import typer
 import yaml
-from deployments import CONFIG_TEXTS, deployment, generated, pods, resources, run_file
+from deployments import CONFIG_TEXTS, deployment, generated, pod_labels, pods, resources, run_file
 
 from pipelines.cli.export import app
 from pipelines.config import ConfigError
@@ -104,7 +103,7 @@ def test_only_the_trainer_writes_to_the_volume(file: Path) -> None:
 
 def test_labels_of_services_and_policies_select_pods(file: Path) -> None:
     documents = deployment(file)
-    labels = [each for document in documents for each in _labels_of_pods(document)]
+    labels = [each for document in documents for each in pod_labels(document)]
     for document in documents:
         spec = document.get("spec", {})
         selector = spec.get("podSelector") or spec.get("selector") or {}
@@ -112,12 +111,6 @@ def test_labels_of_services_and_policies_select_pods(file: Path) -> None:
         if document["kind"] in ("Service", "NetworkPolicy", "PodDisruptionBudget"):
             selects_weights = "laminar/weights" in wanted and plan_of(file).run == "emulated"
             assert selects_weights or any(wanted.items() <= each.items() for each in labels), document["metadata"]
-
-
-def _labels_of_pods(document: dict[str, Any]) -> list[dict[str, str]]:
-    spec = document.get("spec", {})
-    templates = [spec.get("template"), spec.get("podTemplate"), spec.get("taskManager", {}).get("podTemplate")]
-    return [each["metadata"]["labels"] for each in templates if each]
 
 
 def test_ranks_of_one_machine_share_a_container(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 import yaml
 from deployments import CONFIG_TEXTS, deployment, pods, run_file
 
+from infra.deploy.kubernetes.secrets import KAFKA_CA
 from pipelines.run.deployment import files_of, plan_of
 
 KUBECTL, KUSTOMIZE = shutil.which("kubectl"), shutil.which("kustomize")
@@ -68,6 +70,29 @@ def test_kustomization_mounts_the_config_map_that_it_creates(file: Path, tmp_pat
         assert len(documents) == len(deployment(file)) + 1
         (created,) = (each["metadata"]["name"] for each in documents if each["kind"] == "ConfigMap")
         assert {name for each in documents for _, name in config_maps(each)} == {created}
+
+
+def test_kafka_users_get_the_certificate_of_its_authority(tmp_path: Path) -> None:
+    script, files = (
+        written(run_file(tmp_path, "authenticated"), tmp_path / "files") / "secrets.sh",
+        tmp_path / "secrets",
+    )
+    files.mkdir()
+    (tmp_path / "kubectl").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "kubectl").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    def secrets_with_it() -> set[str]:
+        done = subprocess.run(
+            ["sh", str(script), str(files)], env=environment, capture_output=True, text=True, check=True
+        )
+        return {words[3] for words in map(str.split, done.stdout.splitlines()) if f"--from-file={KAFKA_CA}" in words}
+
+    assert secrets_with_it() == set()
+    (files / KAFKA_CA).write_text("x")
+    assert "laminar-deployed-relay-files" in script.read_text()
+    users = {"admin", "people", "export", *(unit.name for unit in plan_of(run_file(tmp_path, "authenticated")).units)}
+    assert secrets_with_it() == {f"laminar-deployed-kafka-{user}" for user in users}
 
 
 @pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed")
