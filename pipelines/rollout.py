@@ -28,6 +28,7 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
         TopicInput(INBOX, tuple(config.rollout.hosted(process)), start="latest"),
         topic_input(config, RELAY, newest=newest_manifests(config)),
         index=process,
+        heartbeats=True,
         fast_poll=config.emulated,
         unnoted=(PROGRESS, TRAJECTORIES),  # a start is another incarnation and reads its inboxes from their ends
     )

@@ -30,6 +30,7 @@ def shard_config(
     ledger: tuple[Topic, ...] = (),
     ledger_partitions: tuple[int, ...] | None = None,
     ledger_keys: str = "",
+    heartbeats: bool = False,
     index: int = 0,
     shards: int = 1,
     owned: tuple[tuple[Topic, tuple[int, ...]], ...] = (),
@@ -41,7 +42,7 @@ def shard_config(
     """The configuration of shard `index` of `pipeline`. `shards`: their number, where it may change, see ShardConfig.
 
     `ledger` topics are read back with all their partitions, or with `ledger_partitions`; `owned` partitions and records
-    with keys like `ledger_keys` have no other writer.
+    with keys like `ledger_keys` have no other writer. `heartbeats`: it is a rollout process, which sends some.
 
     `slow_poll`: an idle poll waits longer, for steps that only follow their inputs, at which a poll ends at once.
     `slow_commit`: commit offsets less often, for pipelines that no other waits for. `fast_poll`: poll more often, for
@@ -57,6 +58,7 @@ def shard_config(
         ledger=tuple((topic, ledger_partitions or partitions_of(config, topic)) for topic in ledger),
         owned=owned,
         ledger_keys=ledger_keys,
+        heartbeats=heartbeats,
         poll_s=0.25 if slow_poll else 0.02 if fast_poll else 0.1,
         commit_s=5.0 if slow_commit else 1.0,
         transaction_timeout_s=config.kafka.transaction_timeout_s,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from kafka import TopicPartition
 from kafka.errors import UnknownTopicOrPartitionError
 
-from infra.kafka.note import name_of
-from infra.kafka.record_batches import known_partitions
-from infra.kafka.session_config import SessionConfig
+from infra.kafka.note import name_of, read_to_end
+from infra.kafka.record_batches import RecordBatch, known_partitions
+from infra.kafka.session_config import Partition, SessionConfig
+from schemas.codec import Headers, UndecodableRecord, decode
+from schemas.records import ReplicaStatus
+from schemas.release import OldRelease
 
 NEW_RUN = (
     "begin a new run from the last checkpoint: `laminar weights pull VERSION FOLDER` writes it as a model "
@@ -53,18 +57,38 @@ def note_missing(group: str, restore: str, traces: Sequence[str]) -> NoteMissing
 
 
 def traces_of(
+    observer: Any,
     config: SessionConfig,
     begins: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int],
     committed: Mapping[TopicPartition, int],
 ) -> list[str]:
-    """What shows that a shard without a note has committed before; `committed` are the offsets of its group.
+    """What shows that a shard without a note has committed before; `committed` are the offsets of its group, and
+    `observer` is a consumer of batches. Raises KafkaError.
 
     Each finds what the others miss: outputs may have other writers, and Kafka deletes a group's offsets after a week.
     """
     traces = [f"{name_of(p)} holds its output" for p in config.owned if ends[TopicPartition(*p)] > 0]
     traces += [f"{name_of(p)} has been trimmed" for p in config.ledger if begins[TopicPartition(*p)] > 0]
-    return traces + [f"its group has committed offset {o} in {name_of(p)}" for p, o in committed.items() if p in ends]
+    traces += [f"its group has committed offset {o} in {name_of(p)}" for p, o in committed.items() if p in ends]
+    if config.heartbeats is not None and (starts := _starts_with_heartbeats(observer, *config.heartbeats)):
+        traces.append(f"{name_of(config.heartbeats.place)} holds a heartbeat of its start {max(starts)}")
+    return traces
+
+
+def _starts_with_heartbeats(observer: Any, place: Partition, run: str, process: int) -> list[int]:
+    """The starts of a rollout process that sent the newest heartbeats of replicas. Raises KafkaError."""
+    check_topics(observer, [TopicPartition(*place)])
+    newest: dict[bytes | None, tuple[bytes | None, Headers]] = {}
+    for found in read_to_end(observer, TopicPartition(*place), None):
+        if isinstance(found, RecordBatch):
+            newest |= zip(found.keys, zip(found.values, found.headers, strict=True), strict=True)
+    found_starts = []
+    for value, headers in newest.values():
+        with suppress(UndecodableRecord, OldRelease):  # of another program
+            statuses = [each for each in decode(value, headers) if isinstance(each, ReplicaStatus)]
+            found_starts += [each.incarnation for each in statuses if (each.run, each.process) == (run, process)]
+    return found_starts
 
 
 def check_topics(observer: Any, places: Collection[TopicPartition]) -> None:

@@ -347,8 +347,9 @@ class Session:
             ends_before = {**ends, **written}
             check_written(config.group, {tp: self.note.written.get(name_of(tp), -1) for tp in places}, ends_before)
             check_outputs(observer, config.group, self.note.written)
-        if note is None:
-            self._check_first_start(traces_of(config, begins, ends, self._clients.committed(config.group)))
+            if note is None:
+                committed = self._clients.committed(config.group)
+                self._check_first_start(traces_of(observer, config, begins, ends, committed))
         self.start = self.note.start + 1
         self.ledger_ends = {name_of(tp): ends[tp] for tp in ledger}
         floors = {tp: self.note.ledger.get(name_of(tp), 0 if note else begins[tp]) for tp in ledger}

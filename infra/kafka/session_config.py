@@ -35,6 +35,14 @@ class Input:
     sought: bool = False
 
 
+class ProcessHeartbeats(NamedTuple):
+    """The heartbeats of the replicas of rollout process `process`, among others in `place`, a compacted partition."""
+
+    place: Partition
+    run: str
+    process: int
+
+
 @dataclass(frozen=True)
 class SessionConfig:
     """The configuration of a session. `group` is the consumer group and the transactional.id, `ledger` the outputs to
@@ -42,8 +50,9 @@ class SessionConfig:
 
     Commit notes go to the partition `restore` of a compacted topic. Only this shard writes the partitions `owned`, and
     only this shard the records of its ledger whose keys match the pattern `ledger_keys`. A start without a note fails
-    if it finds such records, a trimmed ledger, or committed offsets of its group. An open transaction of a dead process
-    blocks read_committed readers for at most `transaction_timeout_s` seconds, and no transaction may take longer.
+    if it finds such records, a trimmed ledger, one of its `heartbeats`, or committed offsets of its group. An open
+    transaction of a dead process blocks read_committed readers for at most `transaction_timeout_s` seconds, and no
+    transaction may take longer.
     `shards` is the number of the role's shards, where it may change; a session that `retires` its shard seals the note,
     see `resharding`. The entries `of_newest` of the state are about records before those that are read next: a start
     that skips records of an input with `newest` has none.
@@ -56,6 +65,7 @@ class SessionConfig:
     ledger: tuple[Partition, ...] = ()
     owned: tuple[Partition, ...] = ()
     ledger_keys: bytes = b""
+    heartbeats: ProcessHeartbeats | None = None
     transaction_timeout_s: float = 60.0
     shards: int = 1
     retires: bool = False

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.session_config import Input, Partition, SessionConfig
+from infra.kafka.session_config import Input, Partition, ProcessHeartbeats, SessionConfig
 from infra.runners.liveness import StepBudget
 from operators.io.elements import PartitionKey
 from operators.io.validation import NEWEST_MANIFEST
-from schemas.topics import RESTORE, Topic, group_name
+from schemas.topics import REPLICAS, RESTORE, Topic, group_name
 
 
 class _OfShard(Protocol):
@@ -56,7 +56,8 @@ class ShardConfig:
     In seconds: `slice_s` is how long the source runs before the runner may make a checkpoint (None: the runner's
     default), `poll_s` how long an idle poll waits, `commit_s` after how long offsets that moved without outputs are
     committed, `transaction_timeout_s` how long a transaction may take. This shard alone writes the `owned`
-    partitions, and the records of its ledger whose keys match the pattern `ledger_keys`: see SessionConfig.
+    partitions, the records of its ledger whose keys match the pattern `ledger_keys`, and, with `heartbeats`, those of
+    its replicas in the topic `replicas`: see SessionConfig.
     `start_positions` is called at every start; its positions override the committed ones (a trainer resumes from its
     checkpoint). A `bounded` shard reads what had been written when it started, and finishes once its step is idle.
     `budget` bounds one step. Every `counters_s` seconds its counters are written to the metrics of the run (None:
@@ -73,6 +74,7 @@ class ShardConfig:
     ledger: tuple[tuple[Topic, tuple[int, ...]], ...] = ()
     owned: tuple[tuple[Topic, tuple[int, ...]], ...] = ()
     ledger_keys: str = ""
+    heartbeats: bool = False
     slice_s: float | None = None
     poll_s: float = 0.1
     commit_s: float = 1.0
@@ -101,6 +103,9 @@ class ShardConfig:
             ledger=self._partitions(self.ledger),
             owned=self._partitions(self.owned),
             ledger_keys=self.ledger_keys.encode(),
+            heartbeats=ProcessHeartbeats(Partition(REPLICAS.name(self.run), 0), self.run, self.shard)
+            if self.heartbeats
+            else None,
             transaction_timeout_s=self.transaction_timeout_s,
             shards=self.shards,
             of_newest=(NEWEST_MANIFEST,),

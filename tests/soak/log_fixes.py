@@ -196,6 +196,18 @@ RESTARTS = (
         "tests/pipelines/simulate/test_restored_logs.py::test_role_refuses_its_own_output_without_a_note",
     ),
     Fix(
+        "a rollout without its note refuses beside its heartbeats",
+        "pipelines/rollout.py",
+        (("        heartbeats=True,\n", ""),),
+        "tests/pipelines/simulate/test_restored_logs.py::test_role_refuses_its_own_output_without_a_note",
+    ),
+    Fix(
+        "the heartbeats of another process are not a rollout's own",
+        "infra/kafka/log_gaps.py",
+        (("if (each.run, each.process) == (run, process)]", "if each.run == run]"),),
+        "tests/pipelines/simulate/test_restored_logs.py::test_rollout_joins_a_run_that_has_heartbeats",
+    ),
+    Fix(
         "a lost session leaves no thread",
         "infra/kafka/transactions.py",
         (("self._parts.sender.force_close()", "pass"),),

@@ -8,13 +8,20 @@ from dataclasses import replace
 import pytest
 from kafka import KafkaProducer, TopicPartition
 from kafka.errors import UnknownTopicOrPartitionError
+from record_samples import SAMPLES
 from shard_sessions import Open, feed, polled, record, source, visible
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics, delete_records, delete_topics
+from infra.kafka.group_offsets import set_group_offsets
 from infra.kafka.log_gaps import LogTruncated, NoteMissing, check_topics
 from infra.kafka.session import Partition, SessionLost
-from infra.kafka.session_config import Input, SessionConfig
+from infra.kafka.session_config import Input, ProcessHeartbeats, SessionConfig
+from schemas.codec import Headers, encode
+from schemas.records import RelayStatus, ReplicaStatus
 from schemas.release import OldRelease
+
+BEAT = SAMPLES[ReplicaStatus]
+"""Of start 4 of process 0 of run "first"."""
 
 
 @pytest.fixture
@@ -64,6 +71,60 @@ def test_session_rejects_own_keys_without_note(without_note: SessionConfig, open
     with pytest.raises(NoteMissing, match=f"{without_note.ledger[0].topic}:0 holds its output"):
         opened(replace(without_note, ledger_keys=rb"[pe]\d+"))
     assert opened(replace(without_note, ledger_keys=rb"x\d+")).start == 1
+
+
+def heartbeats_of(config: SessionConfig, *beats: tuple[bytes, bytes | None, Headers]) -> SessionConfig:
+    """`config` of process 0 of run "first", whose topic of heartbeats has `beats`: keys, values and headers."""
+    place = Partition(f"{config.group}-replicas", 0)
+    with admin_client(config.client) as admin:
+        create_topics(admin, [TopicSpec(place.topic, 1, config={"cleanup.policy": "compact"})])
+    producer = KafkaProducer(**config.client.producer())
+    for key, value, headers in beats:
+        producer.send(place.topic, value, key, headers=list(headers))
+    producer.flush()
+    producer.close()
+    return replace(config, heartbeats=ProcessHeartbeats(place, "first", 0))
+
+
+def test_session_rejects_own_heartbeats_without_note(without_note: SessionConfig, opened: Open) -> None:
+    """Its outputs have other writers, and Kafka has deleted the group's offsets."""
+    with admin_client(without_note.client) as admin:
+        admin.delete_groups([without_note.group])
+    config = heartbeats_of(without_note, (b"rollout-0", *encode(BEAT)), (b"relay-0", *encode(SAMPLES[RelayStatus])))
+    with pytest.raises(
+        NoteMissing, match=f"{config.group}-replicas:0 holds a heartbeat of its start 4: .*weights pull"
+    ):
+        opened(config)
+
+
+def test_first_session_starts_beside_heartbeats_of_others(config: SessionConfig, opened: Open) -> None:
+    """Other processes, one of which had this one's replica, another run, and other programs."""
+    config = heartbeats_of(
+        config,
+        (b"rollout-0", *encode(replace(BEAT, process=1))),
+        (b"rollout-1", *encode(replace(BEAT, run="second"))),
+        (b"relay-0", *encode(SAMPLES[RelayStatus])),
+        (b"rollout-2", b"{", encode(BEAT)[1]),
+        (b"rollout-3", b"{}", (("laminar-schema", b"ReplicaStatus/1"),)),
+        (b"rollout-4", None, ()),
+    )
+    assert opened(config).start == 1
+
+
+def test_session_with_a_note_starts_beside_its_heartbeats(config: SessionConfig, opened: Open) -> None:
+    """As after `laminar topics reset`, which writes a note."""
+    opened(config).close()
+    config = heartbeats_of(config, (b"rollout-0", *encode(BEAT)))
+    feed(config, b"a")
+    set_group_offsets(config.client, config.group, source(config).topic, {0: 1}, config.restore, 60.0)
+    session = opened(config)
+    assert (session.start, session.positions()) == (2, {source(config): 1})
+
+
+def test_session_names_a_deleted_topic_of_heartbeats(config: SessionConfig, opened: Open) -> None:
+    config = replace(config, heartbeats=ProcessHeartbeats(Partition(f"{config.group}-replicas", 0), "first", 0))
+    with pytest.raises(SessionLost, match=f"there is no topic {config.group}-replicas.*deleted"):
+        opened(config)
 
 
 def test_first_session_starts_on_a_ledger_with_other_writers(config: SessionConfig, opened: Open) -> None:

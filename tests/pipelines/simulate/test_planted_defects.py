@@ -67,7 +67,7 @@ FOUND = {
         148, "plain", (Fault(4.832, "requests", "experience", 14.0, 14),)
     ),
     "old_lease_is_accepted": SimulatedHistory(
-        0, LONG_ANSWERS, (Fault(8.0, "kill", "rollout-0", 1.0, 0), Fault(12.0, "kill", "placement", 1.0, 1))
+        0, LONG_ANSWERS, (Fault(8.0, "kill", "rollout-1", 1.0, 0), Fault(12.0, "kill", "placement", 1.0, 1))
     ),
     "start_reads_from_any_broker": recorded("older-note-of-an-isolated-broker"),
     "rank_reads_on_where_it_has_committed": SimulatedHistory(

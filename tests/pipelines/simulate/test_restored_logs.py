@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ from infra.simulation.cluster import Place
 from pipelines.simulate import world as worlds
 from pipelines.simulate.configurations import configuration, wiring
 from pipelines.simulate.invariants import Invariants
+from pipelines.simulate.wiring import wire
 from pipelines.simulate.world import SimulatedHistory, World
+from schemas.topics import REPLICAS
 
 __all__ = ["quiet"]
 SHAPE = "plain"
+HEARTBEATS = Place(REPLICAS.name("simulated"), 0)
 BACKED_UP_AT_S = 12.0
 """In the middle of the run."""
 MARGIN_S = 60.0
@@ -75,14 +79,38 @@ def committed_in(world: World) -> dict[Place, list[tuple[int, Any]]]:
     return {place: log.fetch(log.begin, committed=True) for place, log in world.cluster._logs.items()}
 
 
-@pytest.mark.parametrize("name", [each.role.name for each in wiring(SHAPE) if each.role.pipeline != "rollout"])
+@pytest.mark.parametrize("name", [each.role.name for each in wiring(SHAPE)])
 def test_role_refuses_its_own_output_without_a_note(disturbed: World, name: str) -> None:
-    """Kafka has deleted its group's offsets. Rollouts alone write to topics that have other writers."""
+    """Kafka has deleted its group's offsets. Only rollouts' heartbeats show that they have started before."""
     mirror = after_a_restore(mirror_of(disturbed), Invariants(disturbed.config))
     mirror.roles[name].start()
     mirror.scheduler.run(until=5.0)
     assert f"{name} ended with NoteMissing" in (mirror.history.failure or "")
-    assert "holds its output: a start without it would assign all numbers again" in (mirror.history.failure or "")
+    trace = "replicas:0 holds a heartbeat of its start 1" if name.startswith("rollout") else "holds its output"
+    assert f"{trace}: a start without it would assign all numbers again" in (mirror.history.failure or "")
+
+
+@pytest.mark.parametrize(("before", "after", "joining"), [((2, 1), (3, 1), "rollout-2"), ((1, 2), (2, 1), "rollout-1")])
+def test_rollout_joins_a_run_that_has_heartbeats(before: tuple[int, int], after: tuple[int, int], joining: str) -> None:
+    """A resumed run has more processes, of `before` and `after` with as many replicas each: a replica of the one that
+    joins was another's."""
+    worlds_of_sizes = []
+    for processes, replicas in (before, after):
+        config = configuration(SHAPE)
+        config = replace(config, rollout=replace(config.rollout, processes=processes, replicas=replicas))
+        worlds_of_sizes.append(World(config, wire(config), SimulatedHistory(0, SHAPE, ())))
+    earlier, resumed = worlds_of_sizes
+    for name in (name for name in earlier.roles if name.startswith("rollout")):
+        earlier.roles[name].start()
+    earlier.scheduler.run(until=5.0)
+    earlier.scheduler.close()
+    assert earlier.cluster.log(HEARTBEATS).end > 1
+    kept: dict[int, Any] = {id(earlier.config): earlier.config}
+    resumed.cluster._logs = copy.deepcopy(earlier.cluster._logs, kept)
+    resumed.roles[joining].start()
+    resumed.scheduler.run(until=5.0)
+    resumed.scheduler.close()
+    assert (resumed.history.failure, resumed.roles[joining].start_number) == (None, 1)
 
 
 def test_no_role_starts_on_a_mirror(disturbed: World, monkeypatch: pytest.MonkeyPatch) -> None:
