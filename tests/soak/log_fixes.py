@@ -240,7 +240,7 @@ RESTARTS = (
     Fix(
         "a start does not believe a broker that leads no longer",
         "infra/kafka/session.py",
-        (("check_present(observer.end_offsets([restore]), written)", "pass"),),
+        (("check_present(observer.end_offsets([restore]), written)", "pass"), ("check_present(ends, written)", "pass")),
         "tests/faults/test_isolated_broker.py::test_start_does_not_continue_from_an_isolated_broker",
     ),
     Fix(
