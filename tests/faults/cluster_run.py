@@ -1,17 +1,19 @@
-"""An emulated run on three brokers and two hosts of roles, with a nemesis, and the anomalies of its log."""
+"""An emulated run on brokers and hosts of roles, with a nemesis, and the anomalies of its log."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import tomli_w
 from faults.cluster import Cluster
+from faults.host_clock import VARIABLE
 from faults.late_run import CONFIG, SHARDS, autoscaling_section, relay_section, run_inputs
 from faults.log_files import LoggedRecord, read_topic
 from faults.nemesis import Injected, Nemesis
@@ -21,6 +23,8 @@ from kafka import KafkaConsumer, TopicPartition
 
 from infra.processes import is_running, spawn
 from pipelines.config import Config, load_config
+from pipelines.inspect.audit.audit_run import audit
+from pipelines.inspect.audit.result import Audit
 from pipelines.run.topics import make_topics
 
 BROKERS = ("k1", "k2", "k3")
@@ -50,11 +54,24 @@ class Survived:
 
 
 class ClusterRun:
-    """Brokers and roles of one run on the hosts of `network`; their files are in `folder`."""
+    """The brokers on the hosts `brokers` of `network` and the roles of one run on others; their files are in `folder`.
 
-    def __init__(self, network: Network, folder: Path, run: str) -> None:
+    `changes` are settings by section. The time of day of a host is `clocks` seconds ahead.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        folder: Path,
+        run: str,
+        brokers: tuple[str, ...] = BROKERS,
+        hosts: Mapping[str, Sequence[str]] = ROLES,
+        changes: Mapping[str, Mapping[str, Any]] | None = None,
+        clocks: Mapping[str, float] | None = None,
+    ) -> None:
         self.network, self.folder, self.run = network, folder, run
-        self.cluster = Cluster(network, BROKERS, folder)
+        self.cluster = Cluster(network, brokers, folder)
+        self.hosts, self.changes, self.clocks = hosts, changes or {}, clocks or {}
         self.roles: dict[str, psutil.Process] = {}
         self.restarts = 0
 
@@ -62,15 +79,16 @@ class ClusterRun:
         """Start brokers, topics and roles; return once two batches are written."""
         self.cluster.start()
         self.config = self._config()
-        within(self.network.hosts["r1"], lambda: make_topics(self.config))
-        for host in ROLES:
+        within(self.network.hosts[next(iter(self.hosts))], lambda: make_topics(self.config))
+        for host in self.hosts:
             self.start_roles(host)
         self.until(lambda: self.batches() >= 2, "first batches")
 
     def start_roles(self, host: str) -> None:
         """Start the process of a host's roles."""
         script = str(Path(__file__).with_name("role_host.py"))
-        command = [sys.executable, "-W", "ignore", script, str(self._file), *ROLES[host]]
+        clock = f"{VARIABLE}={self.clocks.get(host, 0.0)}"
+        command = ["env", clock, sys.executable, "-W", "ignore", script, str(self._file), *self.hosts[host]]
         self.roles[host] = spawn(
             self.network.command(host, *command), self.folder / f"{host}.log", die_with_parent=True
         )
@@ -86,7 +104,8 @@ class ClusterRun:
 
     def batches(self) -> int:
         """The number of rows of the batches topic, on the broker with the most."""
-        return max(RunLog(self.cluster.log_dir(name), self.run).count("batches", "MicroBatch") for name in BROKERS)
+        names = self.cluster.names
+        return max(RunLog(self.cluster.log_dir(name), self.run).count("batches", "MicroBatch") for name in names)
 
     def until(self, condition: Callable[[], bool], what: str) -> float:
         """Seconds until `condition` holds; processes of roles that end meanwhile are restarted."""
@@ -97,24 +116,42 @@ class ClusterRun:
             time.sleep(0.2)
         return time.monotonic() - began
 
+    def nemesis(self, seed: int) -> Nemesis:
+        """What injects faults into this run."""
+        return Nemesis(seed, self.network, self.cluster, self.process_of, self.restart)
+
     def under(self, faults: Iterable[tuple[str | None, str | None]], seed: int) -> Survived:
         """Inject `faults` (kind and host, any where None), let the run recover, stop it, and check its log."""
-        nemesis = Nemesis(seed, self.network, self.cluster, self.process_of, self.restart)
-        survived = Survived()
+        nemesis, injected = self.nemesis(seed), list[Injected]()
         for kind, host in faults:
             self._respawn()
-            survived.faults.append(nemesis.inject(kind, host))
+            injected.append(nemesis.inject(kind, host))
             nemesis.pause_between()
+        return self.end(injected)
+
+    def end(self, faults: Sequence[Injected] = ()) -> Survived:
+        """Let the run recover from `faults`, stop it, and check its log."""
+        survived = Survived(list(faults))
         self.cluster.wait()
         before = self.batches()
         survived.recovered_s = round(self.until(lambda: self.batches() >= before + AFTERWARDS, "more batches"), 1)
         self._stop_roles()
         survived.anomalies = self._check()
-        log = RunLog(self.cluster.log_dir("k1"), self.run)
+        log = self.log
         survived.batches = len({row["batch"] for _, _, row in log.rows("batches", "MicroBatch")})
         survived.trained = len({b for _, _, row in log.rows("relay", "WeightVersion") for b in row["batches"]})
         survived.restarts = self.restarts
         return survived
+
+    @property
+    def log(self) -> RunLog:
+        """The run's log on the first broker."""
+        return RunLog(self.cluster.log_dir(self.cluster.names[0]), self.run)
+
+    def audit(self) -> Audit:
+        """The audit of the run, read on the first host of roles."""
+        host, timeout_s = self.network.hosts[next(iter(self.hosts))], self.config.kafka.transaction_timeout_s
+        return within(host, lambda: audit(self.cluster.client, self.run, transaction_timeout_s=timeout_s))
 
     def logs(self) -> str:
         """The last log lines of the roles' processes."""
@@ -142,11 +179,10 @@ class ClusterRun:
             process.wait(90)
 
     def _check(self) -> list[str]:
-        host = self.network.hosts["r1"]
+        host = self.network.hosts[next(iter(self.hosts))]
         servers = self.cluster.client.bootstrap_servers
         committed = within(host, lambda: committed_offsets(servers, self.run, run_inputs(self.config)))
-        log = RunLog(self.cluster.log_dir("k1"), self.run)
-        found = settled_anomalies(lambda: [*self._replicas(), *run_anomalies(log, committed, SHARDS)])
+        found = settled_anomalies(lambda: [*self._replicas(), *run_anomalies(self.log, committed, SHARDS)])
         return found + within(host, lambda: self._read_back(servers))
 
     def _replicas(self) -> list[str]:
@@ -154,8 +190,8 @@ class ClusterRun:
         found = []
         for short_name in READ_BACK:
             topic = f"laminar.{self.run}.{short_name}"
-            first, *others = (read_topic(self.cluster.log_dir(name), topic) for name in BROKERS)
-            differ = [name for name, other in zip(BROKERS[1:], others, strict=True) if other != first]
+            first, *others = (read_topic(self.cluster.log_dir(name), topic) for name in self.cluster.names)
+            differ = [name for name, other in zip(self.cluster.names[1:], others, strict=True) if other != first]
             found += [f"inconsistent offsets: {short_name} differs on {name}" for name in differ]
             hanging = {record.producer for record in first if record.outcome == "open"}
             found += [f"hanging transaction: of producer {producer} in {short_name}" for producer in sorted(hanging)]
@@ -166,7 +202,7 @@ class ClusterRun:
         found = []
         for short_name in READ_BACK:
             topic = f"laminar.{self.run}.{short_name}"
-            logged = read_topic(self.cluster.log_dir("k1"), topic)
+            logged = read_topic(self.cluster.log_dir(self.cluster.names[0]), topic)
             outcomes = {(record.partition, record.offset): record.outcome for record in logged}
             seen = set(_visible(servers, topic, logged))
             for place, outcome in outcomes.items():
@@ -178,14 +214,15 @@ class ClusterRun:
 
     def _config(self) -> Config:
         self._file = self.folder / "run.toml"
-        kafka = {"bootstrap_servers": self.cluster.client.bootstrap_servers, "partitions": SHARDS}
-        sections = {
+        sections: dict[str, Any] = {
+            **CONFIG,
             "run": {"time_scale": 40.0, "name": self.run, "folder": str(self.folder)},
-            "kafka": kafka,
+            "kafka": {"bootstrap_servers": self.cluster.client.bootstrap_servers, "partitions": SHARDS},
             "relay": {**relay_section(self.folder), "store": str(self.folder / "weights")},
             "autoscaling": autoscaling_section(self.folder / "prices.csv"),
         }
-        self._file.write_text(tomli_w.dumps({**CONFIG, **sections}))
+        changed = {name: {**sections.get(name, {}), **changes} for name, changes in self.changes.items()}
+        self._file.write_text(tomli_w.dumps({**sections, **changed}))
         return load_config(self._file)
 
 

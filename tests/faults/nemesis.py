@@ -53,12 +53,12 @@ class Nemesis:
         self._brokers = list(cluster.names)
         self._roles = [name for name in network.hosts if name not in cluster.names]
 
-    def inject(self, kind: str | None = None, host: str | None = None) -> Injected:
-        """Inject one fault of `kind` on `host` (None: drawn), and return when it has ended."""
+    def inject(self, kind: str | None = None, host: str | None = None, seconds: float | None = None) -> Injected:
+        """Inject one fault of `kind` on `host` for `seconds` (each drawn if None), and return when it has ended."""
         kind = kind or self._rng.choice(KINDS)
         host = host or self._rng.choice(self._roles if kind == "isolation" else self._brokers + self._roles)
         peer = self._rng.choice([name for name in self._brokers if name != host])
-        seconds = self._rng.uniform(1.0, 5.0)
+        seconds = self._rng.uniform(1.0, 5.0) if seconds is None else seconds
         began = time.monotonic()
         if kind in ("pause", "kill"):
             target, effect = host, self._pause(host, seconds) if kind == "pause" else self._kill(host, seconds)

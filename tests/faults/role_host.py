@@ -1,16 +1,21 @@
 """Runs some roles of a run in one process, as one host does: role_host.py CONFIG ROLE... until SIGTERM.
 
-Exit code 1 if a role failed: the parent process then restarts it.
+The variable of `host_clock` sets the host's clock. Exit code 1 if a role failed: the parent process then restarts it.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
+
+from faults.host_clock import VARIABLE, shift_clock  # noqa: E402
+
+shift_clock(float(os.environ.get(VARIABLE, "0")))
 
 from faults.role_threads import close_roles, start_roles  # noqa: E402
 

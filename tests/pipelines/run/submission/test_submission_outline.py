@@ -12,11 +12,11 @@ import pytest
 from infra.kafka.broker import Broker
 from pipelines.cli.main import main
 from pipelines.config import Config, KafkaConfig, RunConfig, parse_config
-from pipelines.roles import submitted_process
+from pipelines.roles import DATA_PLANE, submitted_process
 from pipelines.run.submission.drawing import svg, text
 from pipelines.run.submission.outline import GraphStep, Outline, TopicUse, outline
 from pipelines.run.topics import make_topics
-from schemas.topics import CATALOGUE
+from schemas.topics import BATCHES, CATALOGUE, CURRICULUM, EXPERIENCES, INBOX, PROMPTS, TRAJECTORIES
 
 ROLES = ("placement", "score", "experience")
 """Pipelines whose graphs are built without a model."""
@@ -109,6 +109,34 @@ def test_submit_dry_run_exits_with_1_if_incomplete(
     code, out = dry_run("--set", f"run.name={run_id}", "--set", "kafka.bootstrap_servers=localhost:1")
     assert code == 1
     assert "Kafka does not answer" in out
+
+
+def test_submit_dry_run_shows_the_whole_data_plane(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No Flink and no Kafka has to answer; a Kafka that does not is named."""
+    file, drawing = tmp_path / "run.toml", tmp_path / "data-plane.svg"
+    file.write_text(
+        'rollout.engine = "emulated"\nprompts.source = "synthetic"\nrun.name = "first"\n'
+        'kafka = {bootstrap_servers = "localhost:1", partitions = 3}\nscore.shards = 3\nexperience.shards = 2\n'
+    )
+    on_flink = ("--runner", "flink", "--svg", str(drawing), "--json", "--", "--flink_master=nowhere:8081")
+    with pytest.raises(SystemExit) as exit_info:
+        main(["submit", DATA_PLANE, str(file), "--dry-run", *on_flink])
+    found = json.loads(capsys.readouterr().out)
+    (missing,) = found["missing"]
+    assert "Kafka does not answer" in missing
+    assert (exit_info.value.code, found["role"]) == (1, DATA_PLANE)
+    folds = [step["kind"] for step in found["steps"] if step["kind"].startswith("FoldRecords: ")]
+    steps = ("DrawPrompts", "PlaceTrajectories", "ScoreTrajectories", "MakeBatches")
+    assert folds == [f"FoldRecords: {step}" for step in steps]
+    assert [step["kind"] for step in found["steps"]].count("WriteTransactionally") == len(steps)
+    read = {each["name"]: each["partitions"] for each in found["reads"]}
+    assert read[TRAJECTORIES.name("first")] == 3
+    assert {topic.name("first") for topic in (CURRICULUM, PROMPTS, TRAJECTORIES, EXPERIENCES)} <= read.keys()
+    written = {each["name"] for each in found["writes"]}
+    assert {topic.name("first") for topic in (PROMPTS, INBOX, EXPERIENCES, BATCHES)} <= written
+    assert {"--parallelism=3", "--flink_master=nowhere:8081"} <= set(found["options"])
+    texts = {each.text for each in ElementTree.fromstring(drawing.read_text()).iter() if each.tag.endswith("text")}
+    assert {step["name"] for step in found["steps"]} <= texts
 
 
 def test_submit_dry_run_needs_the_roles_properties_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
