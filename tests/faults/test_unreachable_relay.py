@@ -69,6 +69,7 @@ class Tier:
             wrong = ("--set", f"relay.advertise={ADDRESS}") if number == WRONG else ()
             store = ("--set", f"relay.store={folder}/store-{number}")
             self._processes[machine] = self._submit(machine, "relay", "--index", str(number), *store, *wrong)
+            self.until(lambda number=number: self._has_place(number))  # so the last one is to fetch from the wrong one
 
     @property
     def _host(self) -> Any:
@@ -84,7 +85,7 @@ class Tier:
         self._store.release_writer()
         manifest = WeightVersion(
             version=version,
-            parent=None,
+            parent=PolicyVersion(1, self.versions - 1) if self.versions > 1 else None,
             step=self.versions,
             file=f"{version}.safetensors",
             bytes=len(data),
@@ -112,6 +113,9 @@ class Tier:
         command = self._network.command(MACHINES[-1], *LAMINAR, "relays", *where)
         shown = subprocess.run(command, capture_output=True, text=True, cwd=self.folder, timeout=200, check=True)
         return {row["relay"]: row for row in json.loads(shown.stdout)["relays"]}
+
+    def _has_place(self, number: int) -> bool:
+        return number > WRONG or self.relays().get(number, {}).get("position") is not None
 
     def log(self, process: str) -> str:
         return (self.folder / f"{process}.log").read_text()
