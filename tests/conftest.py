@@ -8,6 +8,7 @@ import logging
 import os
 import random
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,9 +85,16 @@ def _no_zygote_is_left() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def killed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The temporary directory of programs that tests kill, which cannot remove their files. Pytest removes it."""
-    return tmp_path_factory.mktemp("killed")
+def killed_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The temporary directory of programs that tests kill, which cannot remove their files; removed at the end.
+
+    It is an error if a file is left that the next start of the program would not remove.
+    """
+    folder = tmp_path_factory.mktemp("killed")
+    yield folder
+    left = temporary_folder.unexpected_in(folder, (*temporary_folder.CACHES, *temporary_folder.REMOVED_LATER))
+    shutil.rmtree(folder, ignore_errors=True)
+    assert not left, "programs left these in their temporary directory, and nothing removes them"
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,8 @@
 
 Files that the product or a test leaves in the temporary directory fill the disk of a machine on which it runs for
 weeks. All processes of a session share the folder: `TMPDIR` names it, and the workers of xdist inherit it. Pytest's own
-folders stay outside. The fixture `killed_programs` gives another folder, which pytest removes, to programs that a test
-kills.
+folders stay outside. The fixture `killed_programs` gives another folder to programs that a test kills: only what the
+next start of the program would remove may be left there.
 """
 
 from __future__ import annotations
@@ -11,13 +11,22 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 CACHES = ("torchinductor_*", "beam-requirements-cache", "vllm_dist_*")
 """What libraries keep there on purpose, and the file by which the workers of a vLLM engine find each other."""
+REMOVED_LATER = tuple(f"laminar-{what}-*" for what in ("run", "pipeline", "server", "audit", "agents", "sandbox"))
+"""What killed programs leave until the next one starts: see `infra.scratch` and `temporary_folder` of the zygote."""
 MAX_NAMED = 20
+
+
+def unexpected_in(folder: Path, expected: Sequence[str] = CACHES) -> list[Path]:
+    """The entries of `folder` that match none of the patterns `expected`."""
+    found = {path for pattern in expected for path in folder.glob(pattern)}
+    return [path for path in sorted(folder.iterdir()) if path not in found]
 
 
 def register(config: pytest.Config) -> None:
@@ -55,8 +64,7 @@ class TemporaryFolder:
             reporter.write_line("\n".join([*left[:MAX_NAMED], *more]))
 
     def _left(self) -> list[str]:
-        caches = {path for pattern in CACHES for path in self._folder.glob(pattern)}
-        return [self._described(path) for path in sorted(self._folder.iterdir()) if path not in caches]
+        return [self._described(path) for path in unexpected_in(self._folder)]
 
     def _described(self, path: Path) -> str:
         within = sorted(each.name for each in path.iterdir())[:5] if path.is_dir() else []

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from temporary_folder import CACHES, REMOVED_LATER, unexpected_in
 
 HERE = Path(__file__).parent
 
@@ -34,3 +35,11 @@ def test_session_fails_and_names_the_test_if_files_are_left(tmp_path: Path, leav
     assert ("1 passed" in done.stdout, done.returncode) == (True, 1 if leaves else 0), done.stdout
     assert ("left-" in done.stdout, "test_it.py::test_it" in done.stdout) == (leaves, leaves), done.stdout
     assert [path.name for path in elsewhere.iterdir()] == ["pytest-of-root"] or os.geteuid()
+
+
+def test_killed_programs_may_leave_what_the_next_start_removes(tmp_path: Path) -> None:
+    names = ("laminar-pipeline-a", "laminar-run-b", "beam-pipeline-tempc", "torchinductor_root")
+    for name in names:
+        (tmp_path / name).mkdir()
+    assert unexpected_in(tmp_path, (*CACHES, *REMOVED_LATER)) == [tmp_path / names[2]]
+    assert [path.name for path in unexpected_in(tmp_path)] == sorted(names[:3])

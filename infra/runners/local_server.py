@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from infra.kafka.broker import HOST, free_port, port_is_free
 from infra.listening import exposed_addresses, listening_sockets
 from infra.processes import is_running, spawn, stop_process
 from infra.runners.stopping import STOPPING
+from infra.scratch import scratch_folder
 
 ALLOW_VARIABLE = "LAMINAR_ALLOW_EXPOSED_RUNNERS"
 """Environment variable: if it is set, job servers may listen on all interfaces."""
@@ -49,9 +49,9 @@ def running_server(what: str, command: Callable[[int, Path], list[str]], start_s
     unless `ALLOW_VARIABLE` is set.
     """
     port = free_port()
-    with tempfile.TemporaryDirectory(prefix=f"laminar-{what.lower()}-", ignore_cleanup_errors=True) as folder:
-        log = Path(folder) / "server.log"
-        process = spawn(command(port, Path(folder)), log, die_with_parent=True)
+    with scratch_folder(f"laminar-server-{what.lower()}-") as folder:
+        log = folder / "server.log"
+        process = spawn(command(port, folder), log, die_with_parent=True)
         try:
             deadline = time.monotonic() + start_s
             while port_is_free(port):

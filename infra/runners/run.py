@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import tempfile
 import threading
 import time
 import uuid
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -34,9 +33,12 @@ from infra.runners.options import FLINK_VERSION_UNUSED, RunnerName, option_names
 from infra.runners.stopping import STOPPING, stopping_on_signals
 from infra.runners.thread_switches import switch_threads_sooner
 from infra.runners.worker_pool import local_worker_pool
+from infra.scratch import scratch_folder
 
 log = logging.getLogger(__name__)
 
+BEAM_FOLDERS = "laminar-pipeline-"
+"""Prefix of the temporary folder in which Beam has its own while a pipeline runs."""
 DRAIN_S = 4.0
 """Seconds for a job whose steps run in this process to end by itself before it is cancelled."""
 
@@ -87,22 +89,21 @@ def run_pipeline(
     """
     reduce_gc_frequency()
     switch_threads_sooner()
-    with stopping_on_signals():
+    with stopping_on_signals(), scratch_folder(BEAM_FOLDERS) as folder:
         try:
             with _options(runner, beam_options) as named:
                 options, elsewhere = FlinkJobOptions(named), _has_steps_elsewhere(runner, beam_options)
                 if not wait_for_job_server(options):
                     return
-                pipeline = beam.Pipeline(options=options)
-                try:
-                    build(pipeline)
-                    with nullcontext() if runner == "embedded" else _submission_folder():
-                        result = pipeline.run()
-                    if elsewhere:
-                        LIVENESS.set_steps_elsewhere()
-                    _wait_until_finish(result, 0.0 if elsewhere else DRAIN_S)
-                finally:
-                    shutil.rmtree(pipeline.local_tempdir, ignore_errors=True)  # Beam removes it only in `run`
+                with _temporary_files_in(folder):  # Beam's folder for it, which only `run` removes
+                    pipeline = beam.Pipeline(options=options)
+                build(pipeline)
+                # Beam never removes the folders that it makes for the artifacts of a submission.
+                with nullcontext() if runner == "embedded" else _temporary_files_in(folder):
+                    result = pipeline.run()
+                if elsewhere:
+                    LIVENESS.set_steps_elsewhere()
+                _wait_until_finish(result, 0.0 if elsewhere else DRAIN_S)
             if elsewhere:
                 time.sleep(worker.DRAIN_S + worker.CLOSE_S)  # workers commit their last outputs after the job's end
         finally:
@@ -128,17 +129,12 @@ def _has_steps_elsewhere(runner: RunnerName, beam_options: Sequence[str]) -> boo
 
 
 @contextmanager
-def _submission_folder() -> Iterator[None]:
-    """Gather the empty folders that Beam makes for the artifacts of a submission and never removes, and remove them."""
-    before, folder = tempfile.tempdir, Path(tempfile.mkdtemp(prefix="laminar-submission-"))
-    tempfile.tempdir = str(folder)
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
     try:
         yield
     finally:
         tempfile.tempdir = before
-        for empty in (*folder.iterdir(), folder):
-            with suppress(OSError):  # in use, by something else than the submission
-                empty.rmdir()
 
 
 def local_job_server(runner: RunnerName, options: Sequence[str]) -> AbstractContextManager[str | None]:

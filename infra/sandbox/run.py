@@ -13,9 +13,9 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from infra.sandbox.folders import program_folder
 from infra.sandbox.running import MEASURE_EVERY_S, Limits, ProgramResult, Running, ZygoteDied
-from infra.sandbox.zygotes import ZYGOTES, Isolation, SandboxUnavailable, Zygote
+from infra.sandbox.zygotes import PROGRAM_FOLDERS, ZYGOTES, Isolation, SandboxUnavailable, Zygote
+from infra.scratch import locked_folder
 
 __all__ = ["Isolation", "Limits", "ProgramResult", "SandboxUnavailable", "run_python"]
 
@@ -92,5 +92,5 @@ def _folder(zygote: Zygote) -> Iterator[str]:
     if zygote.namespaces:
         yield ""
     else:
-        with program_folder() as folder:
-            yield folder
+        with locked_folder(PROGRAM_FOLDERS) as folder:
+            yield str(folder)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.sandbox.folders import remove_left_folders
+from infra.scratch import remove_left_folders
 
 _ROOT = Path(__file__).parents[2]
 # -I: imports depend neither on the supervisor's environment nor on its working folder.
@@ -24,6 +24,8 @@ _BOOT = (
 _START_S = 60.0
 _MAX_MESSAGE_BYTES = 4096
 NEWEST_ABI = 1000
+PROGRAM_FOLDERS = "laminar-sandbox-"
+"""Prefix of the working folders of programs where the zygote has no namespaces."""
 
 
 class SandboxUnavailable(RuntimeError):
@@ -67,7 +69,7 @@ class Zygote:
             raise SandboxUnavailable(f"this machine cannot confine a program: {hello['refused']}")
         self.namespaces, self.abi = bool(hello["namespaces"]), int(hello["abi"])
         if not self.namespaces:
-            remove_left_folders()
+            remove_left_folders(PROGRAM_FOLDERS)
 
     def fork(self, job: Mapping[str, Any], descriptors: Sequence[int]) -> None:
         """Fork a child for `job` with these descriptors. Raises OSError if the zygote has died."""

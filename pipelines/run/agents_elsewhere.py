@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.escaping import print_escaped
+from infra.scratch import scratch_folder
 from operators.agents.agent_process import (
     REPORT_FILE,
     attempt,
@@ -64,10 +64,8 @@ class RemoteAgents:
             self.transcripts.mkdir(parents=True, exist_ok=True)
         self._left, self._lock, self._end_s = self.episodes, threading.Lock(), 0.0
         self._errors: list[Exception] = []
-        with tempfile.TemporaryDirectory() as work:
-            threads = [
-                threading.Thread(target=self._play, args=(Path(work),), daemon=True) for _ in range(self.concurrency)
-            ]
+        with scratch_folder("laminar-agents-") as work:
+            threads = [threading.Thread(target=self._play, args=(work,), daemon=True) for _ in range(self.concurrency)]
             for thread in threads:
                 thread.start()
             try:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from temporary_folder import CACHES
+from temporary_folder import unexpected_in
 
 from infra.processes import is_running
 from pipelines.inspect.run_files import CONFIG_FILE
@@ -235,9 +235,7 @@ class LaminarRun(Command):
 
     def _temporary_files(self) -> list[Path]:
         """What is in the temporary directory of commands and was not there when the run was started."""
-        folder = self.server.temporary
-        caches = {path for pattern in CACHES for path in folder.glob(pattern)}
-        return sorted({*folder.iterdir()} - self._temporary_before - caches)
+        return sorted({*unexpected_in(self.server.temporary)} - self._temporary_before)
 
     def leftovers(self) -> list[str]:
         """Processes and files of the run that are left outside its folder."""

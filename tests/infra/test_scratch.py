@@ -27,7 +27,6 @@ def test_scratch_folder_of_a_killed_process_is_removed(tmp_path: Path, monkeypat
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     places = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-c", PROGRAM]
-    (tmp_path / "laminar-audit-new").mkdir()  # one that is not locked yet
     (tmp_path / "laminar-audit-file").write_text("")
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=places) as other:
         assert other.stdout is not None
@@ -41,4 +40,4 @@ def test_scratch_folder_of_a_killed_process_is_removed(tmp_path: Path, monkeypat
         assert theirs.is_dir()
         with scratch_folder("laminar-audit-"):
             assert not theirs.exists()
-    assert {each.name for each in tmp_path.iterdir()} == {"laminar-audit-new", "laminar-audit-file"}
+    assert {each.name for each in tmp_path.iterdir()} == {"laminar-audit-file"}

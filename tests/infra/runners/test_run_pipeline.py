@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import threading
+from pathlib import Path
 
 import apache_beam as beam
 import pytest
@@ -14,6 +16,7 @@ from waiting import until
 from infra.runners import run
 from infra.runners.run import run_pipeline
 from infra.runners.stopping import NOTICE, STOPPING, stopping_on_signals
+from infra.scratch import remove_left_folders
 
 DONE: list[int] = []
 
@@ -56,6 +59,23 @@ def test_run_pipeline_passes_options_to_the_pipeline() -> None:
         beam_options=["--job_name=mine"],
     )
     assert job_names == ["mine"]
+
+
+def test_run_pipeline_removes_folders_of_killed_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / f"{run.BEAM_FOLDERS}left" / "beam-pipeline-temp").mkdir(parents=True)
+    folders: list[Path] = []
+
+    def build(pipeline: beam.Pipeline) -> None:
+        folders[:] = tmp_path.iterdir()
+        assert folders == [Path(pipeline.local_tempdir).parent]
+        remove_left_folders(run.BEAM_FOLDERS)  # as another process that starts now
+        assert folders[0].is_dir()
+        pipeline | beam.Create([1])
+
+    run_pipeline(build)
+    assert folders[0].name.startswith(run.BEAM_FOLDERS)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_run_pipeline_stops_while_waiting_for_a_job_server() -> None:

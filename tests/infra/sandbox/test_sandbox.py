@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 from sandbox_users import ORDINARY, run_as
 
-from infra.sandbox import folders, running, zygotes
+from infra.sandbox import running, zygotes
 from infra.sandbox.run import Isolation, Limits, ProgramResult, SandboxUnavailable
 from infra.sandbox.run import run_python as run_with
+from infra.scratch import locked_folder
 
 DENIED = b"PermissionError"
 GONE = b"Error: [Errno"  # with namespaces the file does not exist
@@ -148,7 +149,8 @@ run.run_python("while True: pass", limits=run.Limits(seconds=60.0), isolation=ru
 
 
 def test_zygote_removes_folders_of_killed_supervisors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parent = "from infra.sandbox.folders import *\nwith program_folder() as made: print(made, flush=True), input()"
+    made = f"with locked_folder({zygotes.PROGRAM_FOLDERS!r}) as made: print(made, flush=True), input()"
+    parent = f"from infra.scratch import locked_folder\n{made}"
     own = os.environ | {"TMPDIR": str(tmp_path)}
     arguments = [sys.executable, "-c", parent]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=own) as process:
@@ -158,9 +160,9 @@ def test_zygote_removes_folders_of_killed_supervisors(tmp_path: Path, monkeypatc
         process.kill()
     assert list(tmp_path.iterdir()) == [left]
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with folders.program_folder() as used:
+    with locked_folder(zygotes.PROGRAM_FOLDERS) as used:
         zygotes.Zygote(Isolation(namespaces=False)).close()
-        assert list(tmp_path.iterdir()) == [Path(used)]
+        assert list(tmp_path.iterdir()) == [used]
     assert list(tmp_path.iterdir()) == []
 
 
