@@ -6,6 +6,7 @@ any gateway of the run can answer any request.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from operators.io.finished import FinishedTrajectories
 from operators.io.partial_pool import PartialPool, PooledPartial
 from schemas.records import AGENT, Assignment, Branches, Progress, Prompt, Trajectory, TurnEnded, TurnRequest
 from schemas.records.agents import extended
+
+log = logging.getLogger(__name__)
 
 MAX_EARLY = 10_000
 """Trajectories of which records are kept that were read before the assignment."""
@@ -289,13 +292,20 @@ class EpisodeTable:
         episode = self._episodes[name]
         if record.lease < episode.lease and record.stop > self.length(name):
             return  # the present owner does not have its tokens
+        turn = episode.turns.get(record.turn_id)
+        given = 0 if turn is None else turn.request.start + len(turn.request.token_ids)
+        if record.stop < given and record.finish_reason != "failed":
+            log.warning(
+                "the end of turn %s of episode %s, token %d, is before its response, which begins at %d: it is ignored",
+                *(record.turn_id[:80], name, record.stop, given),
+            )
+            return
         pending = episode.pending
         # An order of another turn from within this one came from a gateway that had not read this one's request yet.
         if pending is not None and (
             pending.start <= record.start or (pending.turn_id != record.turn_id and pending.start < record.stop)
         ):
             episode.pending = None
-        turn = episode.turns.get(record.turn_id)
         if turn is None:
             episode.early_ends[record.turn_id] = record
             return

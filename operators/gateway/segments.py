@@ -78,7 +78,8 @@ class _Conversations:
         for turn in turns:
             if turn.asked != turn.request.context:
                 self._by_end.setdefault(turn.asked, (turn, False))
-            self._by_end[turn.whole] = turn, True
+            if turn.whole != turn.request.context:  # a turn without tokens would be its own beginning
+                self._by_end[turn.whole] = turn, True
 
     def messages(self, conversation: Ranges) -> list[dict[str, Any]]:
         """The messages of `conversation`; of one whose beginning is not recorded, those of its end."""

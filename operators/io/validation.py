@@ -8,7 +8,7 @@ and micro-batches are validated by the steps that read them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -227,9 +227,7 @@ def _trajectory_id(
 
 def _progress(record: r.Progress) -> Iterator[str]:
     yield from _trajectory_id(record)
-    counts = {len(column) for column in (record.gained.token_ids, record.gained.logprobs, record.gained.loss_mask)}
-    if len(counts) > 1 or sum(span.length for span in record.version_spans) not in counts:
-        yield f"{record.trajectory_id}: tokens, logprobs, mask and version spans do not agree"
+    yield from _response(record.trajectory_id, record.gained, record.version_spans)
 
 
 def _turn_request(record: r.TurnRequest) -> Iterator[str]:
@@ -240,6 +238,8 @@ def _turn_request(record: r.TurnRequest) -> Iterator[str]:
         yield f"{record.trajectory_id}: the request is empty"
     if not _are_tools(record.tools):
         yield f"{record.trajectory_id}: its tools are not a JSON list of functions with names"
+    if not _are_messages(record.messages):
+        yield f"{record.trajectory_id}: its messages are not a JSON list of objects"
 
 
 def _are_tools(text: str) -> bool:
@@ -248,6 +248,14 @@ def _are_tools(text: str) -> bool:
         tools = decode_json(text)
         return isinstance(tools, list) and all(isinstance(tool["function"]["name"], str) for tool in tools)
     except (ValueError, TypeError, KeyError):
+        return False
+
+
+def _are_messages(text: str) -> bool:
+    try:
+        messages = json.loads(text)
+        return isinstance(messages, list) and all(isinstance(each, dict) for each in messages)
+    except (ValueError, RecursionError):
         return False
 
 
@@ -277,11 +285,16 @@ def _episode_end(record: r.EpisodeEnd) -> Iterator[str]:
 
 def _assignment(record: r.Assignment) -> Iterator[str]:
     yield from _prompt(record.prompt)
-    partial = record.partial
-    if partial is not None:
-        counts = {len(column) for column in (partial.token_ids, partial.logprobs, partial.loss_mask)}
-        if len(counts) > 1 or sum(span.length for span in record.version_spans) not in counts:
-            yield f"{record.trajectory_id}: tokens, logprobs, mask and version spans do not agree"
+    if record.partial is not None:
+        yield from _response(record.trajectory_id, record.partial, record.version_spans)
+
+
+def _response(name: str, response: r.Response, spans: Sequence[r.VersionSpan]) -> Iterator[str]:
+    counts = {len(column) for column in (response.token_ids, response.logprobs, response.loss_mask)}
+    if len(counts) > 1 or sum(span.length for span in spans) not in counts:
+        yield f"{name}: tokens, logprobs, mask and version spans do not agree"
+    elif (least := response.token_ids.to_numpy(zero_copy_only=False).min(initial=0)) < 0:
+        yield f"{name}: token {least} is negative"
 
 
 def _prompt(prompt: r.Prompt) -> Iterator[str]:

@@ -86,7 +86,8 @@ def _of_agent(received: ReceivedRecord) -> ReceivedRecord:
     record = received.record
     if not isinstance(record, Assignment):
         return received
-    return received._replace(record=replace(record, prompt=replace(record.prompt, environment=AGENT)))
+    played = replace(record.prompt, environment=AGENT, reference="{}")  # it has been validated as one without an agent
+    return received._replace(record=replace(record, prompt=played))
 
 
 class RoleThread:

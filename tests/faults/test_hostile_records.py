@@ -26,7 +26,6 @@ from infra.kafka import topic_reader
 from infra.kafka.note import Note
 from infra.kafka.producer import BoundedProducer
 from pipelines.inspect.audit.audit_run import audit
-from pipelines.roles import roles_of
 from pipelines.run.topics import make_topics
 from schemas import records as r
 from schemas.codec import encode
@@ -39,6 +38,7 @@ from schemas.topics import (
     EXPERIENCES,
     INBOX,
     METRICS,
+    PROGRESS,
     PROMPTS,
     RELAY,
     RELAY_CHAIN,
@@ -55,6 +55,8 @@ EVERY_S = 0.5
 """Between two reads of the log files."""
 AHEAD = 5000
 """By how much prompts of another program are ahead of the run's."""
+READERS = {INBOX.short_name: 3, PROGRESS.short_name: 2, RELAY_CHAIN.short_name: 2}
+"""How many roles of the run read a topic: inbox also agents and gateway, progress the gateway, relay-chain a relay."""
 MORE = 4
 """Batches and settled groups that must follow."""
 
@@ -74,6 +76,11 @@ class Log:
     def step(self) -> int:
         """The newest optimizer step."""
         return max((row["step"] for row in self.own(METRICS) if row["name"] == "trainer"), default=0)
+
+    def readers(self) -> dict[str, int]:
+        """How many roles have written dead letters of one record, by the topics in READERS."""
+        counts = Counter((row["topic"], row["partition"], row["offset"]) for row in self.own(DEAD_LETTERS))
+        return {name: max((n for (topic, *_), n in counts.items() if topic == name), default=0) for name in READERS}
 
     def records(self, topic: Topic, kind: type, most: int = 8) -> list[tuple[int, Any]]:
         """The first records of class `kind`, decoded, with their partitions."""
@@ -144,8 +151,7 @@ def test_run_continues_correctly_among_hostile_records(proxied: ProxiedBroker, r
     config = run_config(proxied, run_id, tmp_path, placement={"prompt_lead": 8})
     make_topics(config)
     log = Log(proxied, run_id)
-    names = [*(role.name for role in roles_of(config)), "evaluation"]
-    roles = start_roles(config, names)
+    roles = start_roles(config)
     try:
         wait_until(roles, lambda: log.step() > 0, lambda: "no step before the records", EVERY_S)
         records = hostile(log, {INBOX: 2, TRAJECTORIES: 2, EXPERIENCES: 2, BATCHES: 2})
@@ -160,9 +166,10 @@ def test_run_continues_correctly_among_hostile_records(proxied: ProxiedBroker, r
         wait_until(
             roles, lambda: later_prompts() > MORE, lambda: f"{later_prompts()} later prompts are trained", EVERY_S
         )
+        wait_until(roles, lambda: log.readers() == READERS, lambda: f"dead letters are by {log.readers()}", EVERY_S)
         assert {role.name: role.starts for role in roles if role.starts != 1} == {}
         close_roles(roles)
-        roles = start_roles(config, names)  # each from its own last note
+        roles = start_roles(config)  # each from its own last note
         before = log.step()
         wait_until(roles, lambda: log.step() > before + MORE, lambda: f"step {log.step()} after step {before}", EVERY_S)
         assert {role.name: role.starts for role in roles if role.starts != 1} == {}

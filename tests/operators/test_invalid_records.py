@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
-from invalid_records import FAR, invalid_records
+from invalid_records import FAR, invalid_records, is_decodable, variants
 from pipeline_simulation import PipelineSimulation
+from record_factories import shard as shard_of
+from record_samples import PROMPT, RESPONSE, VERSION
 from simulation_config import SimulationConfig
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
-from operators.io.validation import invalid_reason
+from infra.models.conversations import ConversationFormat
+from operators.agents.config import AgentsConfig
+from operators.agents.run_agents import RunAgents
+from operators.gateway.chat_api import response_message
+from operators.gateway.episode_table import EpisodeTable
+from operators.io.elements import Polled, ReceivedRecord, Restored
+from operators.io.fold_records import reject_invalid
+from operators.io.validation import ManifestOrder, invalid_reason
+from schemas.columns import token_ids
 from schemas.identity import parse_trajectory_id
-from schemas.records import MicroBatch, WeightVersion
-from schemas.topics import BATCH_ASSEMBLY, BATCHES, DEAD_LETTERS, EXPERIENCES, INBOX, REPLICAS, SETTLED
+from schemas.records import AGENT, Assignment, MicroBatch, Progress, TurnEnded, TurnRequest, VersionSpan, WeightVersion
+from schemas.topics import (
+    BATCH_ASSEMBLY,
+    BATCHES,
+    DEAD_LETTERS,
+    EXPERIENCES,
+    INBOX,
+    REPLICAS,
+    SETTLED,
+)
 
 SKIPPED = (BATCHES, EXPERIENCES)
 """The toy trainer counts all batches; the buffer itself validates experiences (see `test_untrainable`)."""
@@ -58,3 +83,40 @@ def test_every_record_class_has_invalid_variants() -> None:
     refused = {type(record) for _, record in invalid_records() if invalid_reason(record) is not None}
     assert WeightVersion in refused
     assert len(refused) > 15
+
+
+def episode(number: int) -> list[Any]:
+    """The records of an agent's episode of one turn."""
+    of, name = replace(PROMPT, number=number, environment=AGENT), f"p{number}.3"
+    turn = (0, (), token_ids([4]), 8, (), "[]", "[]", False, 0)
+    return [
+        Assignment(of, 3, 1, 1, 0, 1, None, None, 0),
+        TurnRequest(name, 1, 0, 1, "turn", "digest", *turn),
+        Progress(name, 1, 1, 0, 1, 0, RESPONSE, (VersionSpan(VERSION, len(RESPONSE.token_ids)),), None, 0, 0),
+        TurnEnded(name, 1, 0, 1, "turn", 0, len(RESPONSE.token_ids), "stop", None, 0),
+    ]
+
+
+def test_gateway_and_agents_fold_episodes_with_an_invalid_record(tmp_path: Path) -> None:
+    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, "a")))
+    read_response = partial(response_message, ConversationFormat(words, plain=True))
+    table = EpisodeTable(2, read_response, lambda names: None)
+    agents = RunAgents(AgentsConfig(), shard_of("agents"), tmp_path, tmp_path / "secret", 2, 0)
+    changes = [(at, each) for at in range(4) for each in variants(episode(0)[at]) if is_decodable(each)]
+    changes.append((2, replace(episode(0)[2], gained=replace(RESPONSE, token_ids=token_ids([4, -1, 2])))))
+    letters = 0
+    with closing(agents.restore(Restored("agents", 1, (), {}, {}))) as played:
+        for number, (at, changed) in enumerate(changes, 1):
+            records = episode(number)
+            if at == 0 and changed.prompt.number == 0:
+                changed = replace(changed, prompt=replace(changed.prompt, number=number))
+            elif at and changed.trajectory_id == "p0.3":
+                changed = replace(changed, trajectory_id=f"p{number}.3")
+            records[at] = changed
+            received = tuple(ReceivedRecord("inbox", 0, 4 * number + n, each) for n, each in enumerate(records))
+            polled, invalid = reject_invalid(Polled("", 1, received, (), {}, True), ManifestOrder(), 0)
+            table.fold(polled.records)
+            played.fold(polled)
+            letters += len(invalid)
+    complete = [name for name in table.names() if table.segments(name, "tree", 1000).segments]
+    assert (len(changes) > 250, letters > 100, len(complete) > 100) == (True, True, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -80,6 +81,21 @@ def test_response_of_a_hostile_model_is_recorded(text: str) -> None:
     found.fold([ReceivedRecord("inbox", 0, offset, record) for offset, record in enumerate(records)])
     episode = found.get("p0.0")
     assert episode is not None
+    assert len(episode.recorded.responses) == 1
+
+
+def test_end_of_a_turn_before_its_response_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    log, it = Log(), table()
+    log.episode("p0.0", prompt(0, 1, environment="agent"), 0)
+    assigned, asked, *_ = log.topics[PLACES[0]]
+    log.topics[PLACES[0]] = [assigned, asked]
+    progress, ended, *_ = log.topics[PLACES[1]]
+    log.topics[PLACES[1]] = [progress, replace(ended, stop=0), ended]
+    it.fold([ReceivedRecord(*place, at, record) for place in PLACES for at, record in enumerate(log.topics[place])])
+    assert "the end of turn p0.0-0 of episode p0.0, token 0, is before its response, which begins at 1" in caplog.text
+    episode = it.get("p0.0")
+    assert episode is not None
+    assert [turn.ended for turn in episode.turns.values()] == [ended]
     assert len(episode.recorded.responses) == 1
 
 

@@ -72,6 +72,10 @@ def test_segments_follow_the_policy_and_the_bound(branches: Branches, most: int,
     assert selected(branches, most) == expected
 
 
+def test_turn_without_tokens_is_in_no_segment() -> None:
+    assert selected("tree", turns=[FIRST, turn(5, 0, 0, (0, 5)), LEFT]) == [(2, [(0, 8)])]
+
+
 def test_segments_have_the_messages_of_their_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
     found = json.loads(segments_of(TURNS, TOKENS, drawn_of(TURNS), answer, "all", BIG).messages)
     contents = [[message["content"] for message in each] for each in found]

@@ -15,6 +15,9 @@ from operators.io.validation import ManifestOrder, invalid_reason
 from pipelines.roles import relay_of
 from schemas import records as r
 from schemas.block import Block
+from schemas.columns import token_ids
+
+NEGATIVE = replace(TRAJECTORY.response, token_ids=token_ids([4, -1, 2]))
 
 
 @pytest.mark.parametrize(
@@ -35,9 +38,13 @@ from schemas.block import Block
         (r.LevelSuccess, {"answered": (3,)}, "more correct answers than answers"),
         (r.Release, {"leases": (8,)}, "2 trajectories with 1 leases"),
         (r.Progress, {"version_spans": ()}, "do not agree"),
+        (r.Progress, {"gained": NEGATIVE}, "token -1 is negative"),
+        (r.Assignment, {"partial": NEGATIVE}, "token -1 is negative"),
         (r.TurnRequest, {"tools": "["}, "its tools are not a JSON list of functions with names"),
         (r.TurnRequest, {"tools": '[{"function": {"name": ["f"]}}]'}, "its tools are not"),
         (r.TurnRequest, {"tools": "[" * 100_000}, "its tools are not"),
+        (r.TurnRequest, {"messages": "["}, "its messages are not a JSON list of objects"),
+        (r.TurnRequest, {"messages": "[3]"}, "its messages are not"),
         (r.Prompt, {"environment": "agent", "reference": "{"}, "its reference is not JSON: '{'"),
     ],
 )
