@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-CACHES = ("torchinductor_*", "beam-requirements-cache", "vllm_dist_*")
-"""What libraries keep there on purpose, and the file by which the workers of a vLLM engine find each other."""
+CACHES = ("torchinductor_*", "beam-requirements-cache", "vllm_dist_*", "uv-*.lock")
+"""What libraries and uv keep there on purpose, and the file by which the workers of a vLLM engine find each other."""
 REMOVED_LATER = tuple(f"laminar-{what}-*" for what in ("run", "pipeline", "server", "audit", "agents", "sandbox"))
 """What killed programs leave until the next one starts: see `infra.scratch` and `temporary_folder` of the zygote."""
 MAX_NAMED = 20

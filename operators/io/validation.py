@@ -253,10 +253,10 @@ def _are_tools(text: str) -> bool:
 
 def _are_messages(text: str) -> bool:
     try:
-        messages = json.loads(text)
-        return isinstance(messages, list) and all(isinstance(each, dict) for each in messages)
-    except (ValueError, RecursionError):
+        messages = decode_json(text)
+    except ValueError:
         return False
+    return isinstance(messages, list) and all(isinstance(each, dict) for each in messages)
 
 
 def _is_json(text: str) -> bool:

@@ -31,6 +31,7 @@ from schemas.codec import encode
 from schemas.records import PolicyVersion, WeightVersion
 from schemas.topics import RELAY
 
+pytestmark = pytest.mark.usefixtures("killed_programs")
 MACHINES = ("m0", "m1", "m2")
 WRONG = 1
 ADDRESS = "10.77.0.5:7400"
