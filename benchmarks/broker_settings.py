@@ -53,7 +53,6 @@ SETTINGS = {
     "a flush each record": Setting({"log.flush.interval.messages": "1"}),
     "lz4": Setting(clients={"compression.type": "lz4"}),
     "zstd": Setting(clients={"compression.type": "zstd"}),
-    "fetches wait for 100 kB": Setting(clients={"fetch.min.bytes": "100000"}),
     "one thread each": Setting({"num.network.threads": "1", "num.io.threads": "1"}),
 }
 
