@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import tomli_w
 from blake3 import blake3
 from faults.cluster import Cluster
 from faults.network import Network, NoNetwork, within
+from synthetic_run import manifest
 
 from infra.files import create_secret
 from infra.kafka.producer import BoundedProducer
@@ -28,7 +30,7 @@ from pipelines.config import load_config
 from pipelines.distribution import LAMINAR
 from pipelines.run.topics import make_topics
 from schemas.codec import encode
-from schemas.records import PolicyVersion, WeightVersion
+from schemas.records import PolicyVersion
 from schemas.topics import RELAY
 
 pytestmark = pytest.mark.usefixtures("killed_programs")
@@ -84,23 +86,17 @@ class Tier:
         arriving.view[:] = data
         arriving.seal()
         self._store.release_writer()
-        manifest = WeightVersion(
-            version=version,
+        published = replace(
+            manifest(1, self.versions),
             parent=PolicyVersion(1, self.versions - 1) if self.versions > 1 else None,
-            step=self.versions,
             file=f"{version}.safetensors",
             bytes=len(data),
             blake3=blake3(data).hexdigest(),
-            tensors=(),
-            batches=(),
             batch_offsets=(),
-            trajectories_trained=0,
-            final=False,
-            created_at=0,
             chunk_bytes=CHUNK,
             chunk_checksums=chunk_checksums(memoryview(data), CHUNK),
         )
-        value, headers = encode(manifest)
+        value, headers = encode(published)
 
         def send() -> None:
             with BoundedProducer(self._cluster.client) as producer:
