@@ -63,6 +63,11 @@ class Outgoing(NamedTuple):
     headers: Sequence[tuple[str, bytes]]
 
 
+_FENCED = (
+    "superseded by a newer process of this shard, fenced by placement, or aborted after kafka.transaction_timeout_s: "
+)
+
+
 class SessionLost(RuntimeError):
     """The outcome of a commit is unknown, or Kafka ended the session: open a new one, never send again."""
 
@@ -319,8 +324,7 @@ class Session:
     def _give_up(self, error: KafkaError, *others: BaseException | None) -> SessionLost:
         causes = (error, *others, self._producer.failure if self._producer is not None else None)
         fenced = any(isinstance(e, ProducerFencedError | InvalidProducerEpochError) for e in causes)
-        why = "superseded by a newer process of this shard, or fenced by placement: " if fenced else ""
-        return self._lose(Fenced if fenced else SessionLost, f"{why}{error!r}")
+        return self._lose(Fenced if fenced else SessionLost, f"{_FENCED if fenced else ''}{error!r}")
 
     def _lose(self, kind: type[SessionLost], reason: str) -> SessionLost:
         self.lost = self.lost if isinstance(self.lost, Fenced) else kind(f"{self.config.group}: {reason}")

@@ -10,6 +10,7 @@ import pytest
 from faults.proxied_broker import ProxiedBroker
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics, end_offsets
+from infra.kafka.open_transactions import open_transactions
 from infra.kafka.session import Outgoing, Partition, Session, SessionLost
 from infra.kafka.session_config import Input, SessionConfig
 from infra.kafka.sessions import SESSIONS
@@ -71,6 +72,7 @@ def test_sink_commits_an_emission_larger_than_the_bound(proxied: ProxiedBroker, 
 
 
 def test_session_names_the_setting_after_a_transaction_timeout(proxied: ProxiedBroker, config: SessionConfig) -> None:
+    """The session's own time-out, or on a busy machine the brokers' abort, which ends the producer's epoch."""
     session = Session(replace(config, transaction_timeout_s=5.0))
     proxied.proxy.throttle(BYTES_PER_S)
     try:
@@ -81,3 +83,21 @@ def test_session_names_the_setting_after_a_transaction_timeout(proxied: ProxiedB
     sender = session._producer._sender
     sender.join(30)
     assert not sender.is_alive(), "each lost session would leave a thread and its records"
+
+
+def test_session_names_the_setting_after_an_abort_by_the_brokers(config: SessionConfig, proxied: ProxiedBroker) -> None:
+    """As of a process that has not run for a while, whose own time-out is later than theirs."""
+    session = Session(replace(config, client=proxied.direct, transaction_timeout_s=1.0))
+    session._producer._bound_s = 60.0
+    flush = session._producer.flush
+
+    def flush_and_wait_for_the_abort(timeout: float | None = None) -> None:
+        flush(timeout)
+        with admin_client(proxied.direct) as admin:
+            while open_transactions(admin, [f"{config.group}-out"]):
+                time.sleep(0.1)
+
+    session._producer.flush = flush_and_wait_for_the_abort
+    with pytest.raises(SessionLost, match=r"kafka\.transaction_timeout_s"):
+        session.commit(outputs(config, 1), {}, {}, {})
+    session.close()
