@@ -105,14 +105,19 @@ def stop_process(process: psutil.Process, timeout: float) -> None:
 
 
 def _wait_for_end(process: psutil.Process, timeout: float) -> None:
-    """Wait until `process` has ended, and reap a child. psutil's `wait` waits until its parent has reaped it, too."""
+    """Wait until `process` has ended, and reap a child. psutil's `wait` waits until its parent has reaped it, too.
+
+    A process is a zombie once its first thread has ended. A child can be reaped when all have: only then are its files
+    and ports free, and its CPU time counts as that of a child.
+    """
     deadline = time.monotonic() + timeout
     while is_running(process):
         if time.monotonic() > deadline:
             raise psutil.TimeoutExpired(timeout, process.pid)
         time.sleep(0.02)
+    left_s = deadline - time.monotonic() if process.ppid() == os.getpid() else 0.0
     with suppress(psutil.TimeoutExpired):
-        process.wait(0)
+        process.wait(max(0.0, left_s))
 
 
 @contextmanager

@@ -88,7 +88,7 @@ class BackgroundAudit:
     def _handle_result(self) -> None:
         if self._process is not None:
             with suppress(psutil.Error):
-                self._process.wait(0)  # else it remains as a zombie
+                stop_process(self._process, 1.0)  # it has ended; else it remains as a zombie
         self._process = None
         took = self._clock() - self._started_at
         self._due = self._clock() + max(self._every_s, PAUSE_FACTOR * took)

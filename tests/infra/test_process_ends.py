@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -19,6 +21,13 @@ time.sleep(600)
 """
 _IGNORES = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
 _CHILD = "import time; print(flush=True); time.sleep(600)"
+_THREAD_OUTLIVES_THE_FIRST = """
+import ctypes, sys, threading, time
+threading.Thread(target=time.sleep, args=(0.5,)).start()
+print(flush=True)
+ctypes.CDLL(None).syscall(ctypes.c_long(int(sys.argv[1])), 0)  # the exit of this thread alone
+"""
+_EXIT_OF_A_THREAD = {"x86_64": "60", "aarch64": "93"}
 
 
 @pytest.mark.parametrize("ignores", ["", _IGNORES])
@@ -40,3 +49,18 @@ def test_child_that_is_stopped_is_reaped() -> None:
     stop_process(psutil.Process(child.pid), 1.0)
     assert not psutil.pid_exists(child.pid)
     child.returncode = 0  # it was waited for
+
+
+def test_child_is_reaped_once_its_last_thread_has_ended() -> None:
+    """The broker's first thread ends some milliseconds before the others: until then it is a zombie with open files."""
+    command = [sys.executable, "-c", _THREAD_OUTLIVES_THE_FIRST, _EXIT_OF_A_THREAD[platform.machine()]]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    process = psutil.Process(child.pid)
+    while is_running(process):
+        time.sleep(0.01)
+    stop_process(process, 10.0)
+    assert not psutil.pid_exists(child.pid)
+    child.returncode = 0  # it was waited for
+    child.stdout.close()
