@@ -58,6 +58,7 @@ def main() -> None:
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
     console = Console(stderr=options.json)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a script ignores it
     shutil.rmtree(FOLDER / "runs", ignore_errors=True)
     console.print("warm-up run")
     _measure("first", signal.SIGINT)
