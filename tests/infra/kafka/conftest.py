@@ -13,6 +13,15 @@ if TYPE_CHECKING:  # kafka-python warns while it is imported, before pytest know
     from infra.kafka.session_config import SessionConfig
 
 
+@pytest.fixture(autouse=True)
+def _patient_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session asks once whether Kafka responds, for 2 s: its owner opens another one, a test does not."""
+    from infra.kafka import clients
+
+    problem = clients.connection_problem
+    monkeypatch.setattr(clients, "connection_problem", lambda arguments, timeout_s: problem(arguments, 10 * timeout_s))
+
+
 @pytest.fixture
 def config(broker: Broker, run_id: str) -> SessionConfig:
     """One input, one output that is the ledger, and a place for notes, each of one partition."""

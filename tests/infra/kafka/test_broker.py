@@ -136,8 +136,8 @@ def test_start_shows_log_of_broker_dead_after_format(tmp_path: Path) -> None:
 
 
 def test_start_kills_broker_after_timeout(tmp_path: Path) -> None:
-    with pytest.raises(BrokerStartError, match=r"did not respond within 0\.1 s"):
-        start_broker(BrokerConfig(tmp_path, start_timeout_s=0.1))
+    with pytest.raises(BrokerStartError, match="did not respond within 0 s"):
+        start_broker(BrokerConfig(tmp_path, start_timeout_s=0.0))
     here = str(tmp_path / "server.properties")
     assert not [process for process in psutil.process_iter(["cmdline"]) if here in (process.info["cmdline"] or [])]
 

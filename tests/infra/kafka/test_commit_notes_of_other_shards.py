@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from kafka import KafkaProducer, TopicPartition
+from markers import wait_for_markers
 from shard_sessions import Open
 
 import infra.kafka.resharding
@@ -80,14 +81,20 @@ class Role:
 
     def reshard(self, shards: int) -> int | None:
         """Repeats a change that found a sealed note undecided, as `reshard_role` does: its marker comes later."""
-        for _ in range(20):
+        while True:
             try:
-                return self.try_reshard(shards)
+                began = self.try_reshard(shards)
             except SessionLost as lost:
                 if "neither committed nor aborted" not in str(lost):
                     raise
                 time.sleep(0.5)
-        return self.try_reshard(shards)
+            else:
+                self.wait_for_notes()
+                return began
+
+    def wait_for_notes(self) -> None:
+        """Until the notes written so far count: the owner of a session that found them undecided opens another."""
+        wait_for_markers(self.client, f"{self._run}-restore")
 
 
 def split(states: Sequence[Mapping[str, Any]], own: Mapping[str, Any], shard: int, shards: int) -> Mapping[str, Any]:
@@ -103,6 +110,7 @@ def role(broker: Broker, run_id: str, opened: Open) -> Role:
 def test_last_notes_contain_undecided_ones_if_wanted(role: Role) -> None:
     """A record may be visible before the commit note of its transaction counts."""
     role.start(0, 1)
+    role.wait_for_notes()
     config = role.config(0, 1)
     value, headers = encode(CommitNote(config.group, Note(1, {}, {"number": 7}, commit=9).encode(), 0))
     place = TopicPartition(*config.restore)

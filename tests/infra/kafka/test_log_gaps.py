@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from kafka import KafkaProducer, TopicPartition
 from kafka.errors import UnknownTopicOrPartitionError
+from markers import wait_for_markers
 from record_samples import SAMPLES
 from shard_sessions import Open, feed, polled, record, source, visible
 
@@ -161,6 +162,7 @@ def test_session_rejects_log_without_its_output(config: SessionConfig, opened: O
     session = opened(config)
     session.commit([record(config, b"A")], {}, {}, {})
     session.close()
+    wait_for_markers(config.client, config.ledger[0].topic, config.restore.topic)  # else they would be in the new topic
     with admin_client(config.client) as admin:
         delete_topics(admin, config.ledger[0].topic)
         create_topics(admin, [TopicSpec(config.ledger[0].topic, 1)])

@@ -139,7 +139,8 @@ def test_producer_raises_failure_on_next_call(own_broker: Broker, paused: Paused
     producer.send(run_id, b"last")
     producer.close(60)
     values = [record.value for record in values_in(client, run_id)]
-    assert values in ([b"first", b"last"], [b"first", b"lost", b"last"])  # lost means not known to be there
+    assert values[0] == b"first"
+    assert sorted(values[1:]) in ([b"last"], [b"last", b"lost"])  # lost means not known to be there: it may come late
 
 
 def test_producer_send_times_out(own_broker: Broker, paused: PausedBroker, run_id: str) -> None:

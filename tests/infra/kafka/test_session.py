@@ -16,6 +16,7 @@ import psutil
 import pytest
 from kafka import KafkaProducer, TopicPartition
 from kafka.errors import KafkaError, KafkaTimeoutError
+from markers import wait_for_markers
 from shard_sessions import Open, feed, named, polled, record, source, visible, write_note
 from waiting import until
 
@@ -98,6 +99,7 @@ def test_session_ignores_notes_written_without_a_transaction(config: SessionConf
         foreign.send(config.restore.topic, value, config.group.encode(), of, 0)
     foreign.close()
     first.commit([], {source(config): 0}, {}, {"mark": 2})
+    wait_for_markers(config.client, config.restore.topic)
     with first._observer() as observer:
         assert last_note(observer, TopicPartition(*config.restore), config.group) is not None
     assert opened(config).note.state == {"mark": 2}

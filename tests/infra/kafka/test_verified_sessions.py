@@ -76,6 +76,7 @@ def test_start_raises_when_an_output_is_gone(config: SessionConfig, opened: Open
     session, topic = opened(config), f"{config.group}-out"
     session.commit([Outgoing(topic, 0, None, b"A", [])], {}, {}, {})
     session.close()
+    wait_for_markers(config.client, topic, config.restore.topic)  # else they would be in the new topic
     with admin_client(config.client) as admin:
         delete_topics(admin, topic)
         create_topics(admin, [TopicSpec(topic, 1)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import selectors
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,8 +69,16 @@ def test_program_runs_in_a_cgroup_that_is_removed(monkeypatch: pytest.MonkeyPatc
         if self._ready and self._pid is not None and not found:  # two processes report these, in any order
             found.append(Path(f"/proc/{self._pid}/cgroup").read_text())
 
+    write = running.Running._write_input
+
+    def write_later(self: running.Running, key: selectors.SelectorKey) -> None:
+        """The program gets its input, and so ends, once it has been looked at."""
+        if found or bytes(key.data) != b"1\n":
+            write(self, key)
+
     monkeypatch.setattr(running.Running, "_record", look)
-    assert run_python("import time; time.sleep(0.5); print(1)", limits=Limits(seconds=30.0)).output == b"1\n"
+    monkeypatch.setattr(running.Running, "_write_input", write_later)
+    assert run_python("print(input())", b"1\n", limits=Limits(seconds=30.0)).output == b"1\n"
     assert f"0::/{hierarchy.name}/laminar-{os.getpid()}-" in found[0]
     assert run_python("while True: pass", limits=Limits(seconds=0.1)).ended == "time"
 

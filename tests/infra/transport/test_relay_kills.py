@@ -57,11 +57,13 @@ def tier() -> Iterator[Tier]:
 
 def send_to_three(tier: Tier, seed: int) -> tuple[np.ndarray, WeightVersion]:
     """Send version 1.1 to three relays; its data and manifest."""
-    data = weights(seed, 2.0)
+    data = weights(seed, 4.0)
     manifest = manifest_of("1.1", data)
     store_version(tier.store, manifest, data)
     tier.set_order(0, 1, 2)
-    tier.send(manifest)
+    tier.send(manifest, 2)
+    until(lambda: tier.relays[1].status["arrived"] > 0)  # else the last relay could take all from the first
+    tier.relays[2].send(manifest)
     return data, manifest
 
 
@@ -105,7 +107,7 @@ def test_new_master_serves_the_next_version_after_a_kill(tier: Tier) -> None:
 
 
 def test_killed_relay_restarts_without_partial_files(tier: Tier) -> None:
-    old, new = weights(5, 2.0), weights(6, 0.5)
+    old, new = weights(5, 4.0), weights(6, 0.5)
     first, second = manifest_of("1.1", old), manifest_of("1.2", new)
     store_version(tier.store, first, old)
     tier.set_order(0, 1, 2)
