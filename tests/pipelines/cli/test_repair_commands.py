@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
 from record_samples import SAMPLES
+from waiting import until
 
-from infra.kafka.admin import TopicSpec, admin_client, create_topics
+from infra.kafka.admin import TopicSpec, admin_client, committed_offsets, create_topics
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
 from infra.kafka.run_release import last_notes, release_of
@@ -85,6 +86,8 @@ def session(client: ClientProperties) -> Iterator[SessionConfig]:
 
 def test_reset_moves_offsets_back_and_keeps_commit_note(laminar: Laminar, session: SessionConfig) -> None:
     running = Session(session)
+    with admin_client(session.client) as admin:  # its offsets are visible only with the transaction's marker
+        until(lambda: [each.offset for each in committed_offsets(admin, session.group).values()] == [4, 3])
     words = ("topics", "reset", "placement", "settled", "--to", "1", "-p", "0", "--json")
     (row,) = json.loads(laminar(*words)[1])
     assert (row["current_offset"], row["new_offset"]) == (4, 1)
