@@ -19,7 +19,8 @@ from pipelines.roles import LIGHT
 from pipelines.run.inputs import INPUTS_FILE
 
 PROCESSES = (LIGHT, "rollout-0", "trainer")
-STEPS = 12
+STEPS = 28
+"""The kills and the stop happen in the first few."""
 LIGHT_ROLES = ("prompts", "placement", "score", "experience", "evaluation", "relay")
 KILLS = (LIGHT, "rollout-0", "trainer", ZYGOTE, BROKER)
 
@@ -57,7 +58,7 @@ def test_compact_run_stops_on_a_signal_and_resumes_isolated(
     (tmp_path / "mine.py").write_text("import beside\n\n\ndef mine(text): return beside.value(text)\n")
     (tmp_path / "beside.py").write_text("def value(text): return 0.0\n")
     reward = LENGTH_REWARD.replace("}}]", f"}}}}, {{name='{tmp_path}/mine.py:mine'}}]")
-    run = start_run(run_id, servers, COMPACT, "trainer.optimizer_steps=12", reward)
+    run = start_run(run_id, servers, COMPACT, f"trainer.optimizer_steps={STEPS}", reward)
     run.until_phase("training")
     light = psutil.Process(run.pid_of(LIGHT))
     stop_cleanly(run, signal.SIGTERM)
@@ -72,4 +73,4 @@ def test_compact_run_stops_on_a_signal_and_resumes_isolated(
     assert [len(each["changes"]) for each in json.loads((run.folder / INPUTS_FILE).read_text())["accepted"]] == [1]
     assert {"score", "experience"} <= set(run.state()["roles"])
     audit = run.audit()
-    assert (audit["passed"], audit["trained"], audit["trained_twice"]) == (True, 12 * 16, 0)
+    assert (audit["passed"], audit["trained"], audit["trained_twice"]) == (True, STEPS * 16, 0)

@@ -26,7 +26,7 @@ from schemas.records import CommitNote, DeadLetter, Experience, Metric
 from schemas.topics import BATCH_ASSEMBLY, CATALOGUE, CURRICULUM, DEAD_LETTERS, EXPERIENCES, METRICS, RANKS, Topic
 
 pytestmark = pytest.mark.slow
-STEPS = {"disturbed": 16, "undisturbed": 4}
+STEPS = {"disturbed": 40, "undisturbed": 4}
 BROKEN_LINE = 7
 TOO_LONG = "What is " + "1 + " * 600 + "1?"
 GARBAGE = b"\x00\xffgarbage"
@@ -148,7 +148,7 @@ def ended(start_run: StartRun, emulated_config: Path, tmp_path_factory: pytest.T
             run.until(lambda run=run: "does not answer" in run.output(), 60, "the run notices the outage")
         broker.start()
         for run in (disturbed, undisturbed):
-            run.wait(150)
+            run.wait(300)
         yield Ended(disturbed, undisturbed, garbage, client)
 
 

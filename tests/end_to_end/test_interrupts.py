@@ -33,7 +33,8 @@ def test_ctrl_c_stops_a_run_in_every_phase(
     phase: str, start_run: StartRun, broker: Broker, run_id: str, tmp_path: Path
 ) -> None:
     servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
-    changes = ("trainer.optimizer_steps=2000",) if phase == "training" else (COMPACT, "trainer.optimizer_steps=2")
+    steps = f"trainer.optimizer_steps={2 if phase == 'draining' else 2000}"
+    changes = (steps,) if phase == "training" else (COMPACT, steps)
     run = start_run(run_id, servers, *changes)
     run.until_phase(phase)
     if phase == "training":
@@ -72,11 +73,14 @@ def test_signal_after_the_drain_leaves_all_files(
     assert stop(run, number) in last_phases
 
 
-def test_ctrl_c_stops_a_run_with_a_starting_broker(start_run: StartRun, run_id: str) -> None:
-    run = start_run(run_id)
+def test_ctrl_c_stops_a_run_with_a_starting_broker(start_run: StartRun, run_id: str, tmp_path: Path) -> None:
+    """Its check takes a minute: it has no topics then, even if the broker is up before the signal."""
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(60)\ndef mine(text): return 1.0\n")
+    slow = (f"score.rewards=[{{name='{tmp_path}/slow.py:mine'}}]", "run.check_timeout_s=120")
+    run = start_run(run_id, *slow)
     run.until((run.folder / "kafka" / "server.properties").exists, 60, "a broker's start")
     stop_cleanly(run, signal.SIGINT)
-    again = start_run(run_id, here=run.here)  # it has no topics: its name is free
+    again = start_run(run_id, *slow, here=run.here)  # it has no topics: its name is free
     again.until(lambda: again.state().get("pid") == again.pid, 60, "another run of the same name")
     stop_cleanly(again, signal.SIGINT)
 

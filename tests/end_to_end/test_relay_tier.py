@@ -51,7 +51,7 @@ class Tier:
             "kafka": {"bootstrap_servers": broker.bootstrap_servers},
             "model": {"path": str(model)},
             "trainer": {"optimizer_steps": 99, "checkpoint_every": 99},
-            "placement": {"heartbeat_timeout_s": 5.0},
+            "placement": {"heartbeat_timeout_s": 15.0},
             "relay": {"heartbeat_s": 0.1, "chunk_bytes": CHUNK, "max_megabytes_per_s": PACE, "deltas": False},
         }
         self._config = here / "config.toml"

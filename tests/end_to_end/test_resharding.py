@@ -12,7 +12,8 @@ from small_runs import EMULATED
 from infra.kafka.broker import Broker
 from pipelines.inspect.metrics_file import read_metrics
 
-STEPS = 24
+STEPS = 60
+"""The kills come after step 2 and 8: a slow machine notices these late."""
 
 
 @pytest.mark.slow
