@@ -38,12 +38,18 @@ def expected(version: Version) -> dict[str, Completion]:
 def replicas(tmp_path: Path) -> Iterator[Replicas]:
     from staged_replicas import Replica
 
+    from infra.transport import peer
+    from operators.rollout.staged import pipeline
+
     made: list[Replica] = []
 
     def make(count: int, **arguments: Any) -> list[Replica]:
         made.extend(Replica(index, tmp_path, **arguments) for index in range(count))
         return made
 
-    yield make
+    with pytest.MonkeyPatch.context() as patched:  # connections that are lost are closed: no test waits for these
+        patched.setattr(peer, "RESPONSE_TIMEOUT_S", 60.0)
+        patched.setattr(pipeline, "PROBE_S", 60.0)
+        yield make
     for each in made:
         each.close()

@@ -360,7 +360,7 @@ def test_hand_over_from_a_group_takes_the_kv_along(
         assert released.kv.parts
         manifest = leader.transfers.offer(version.version, released.kv.tokens, released.kv.data, parts=True)
         assert manifest is not None
-        data = other.transfers.fetch(manifest).result(timeout=10)
+        data = other.transfers.fetch(manifest).result(timeout=60)
         continued = replace(released, kv=KV(released.kv.tokens, data))
         other.engine.submit(replace(requests[name], partial=continued))
     moved = finish(other)

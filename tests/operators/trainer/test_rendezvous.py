@@ -285,7 +285,6 @@ def test_rank_is_lost_if_another_one_does_not_join_a_collective(hangs: bool) -> 
 def test_collective_waits_for_rank_0_longer_than_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks get the id of rank 0's NCCL communicator from the store, once rank 0 is at its first collective."""
     stores: list[dist.Store] = []
-    monkeypatch.setattr(rank_services, "STORE_TIMEOUT", timedelta(seconds=2))
     monkeypatch.setattr(rank_services, "_bind_collectives", str)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, *, store, **options: stores.append(store))
     services = RankServices(), RankServices()
@@ -294,6 +293,8 @@ def test_collective_waits_for_rank_0_longer_than_a_request(monkeypatch: pytest.M
     for each, store, ranks in zip(services, (own, client), TWO, strict=True):
         each.join(store, replace(ranks, timeout_s=30), "127.0.0.1", "cpu")
     del own  # the group keeps it
+    assert stores[1].timeout == timedelta(seconds=30) > client.timeout
+    client.set_timeout(timedelta(seconds=1))  # once all are connected: it bounds that, too
     with ThreadPoolExecutor() as threads:
         found = threads.submit(stores[1].get, "id")
         with pytest.raises(dist.DistStoreError):

@@ -17,6 +17,7 @@ from pipelines.config import Config, parse_config
 from pipelines.run.trial import all_problems, run_trial, try_config
 from pipelines.run.trial_result import CHECK_FILE, TrialResult, read_check, read_trial
 
+pytestmark = pytest.mark.usefixtures("renders_all_rows")
 MINE = """
 import time
 def right(text, answer, reference, tokens): return float(answer == reference["answer"])
@@ -270,9 +271,8 @@ def test_trial_limits_the_import_of_user_code(tmp_path: Path) -> None:
     slow = replace(config.score, rewards=(replace(config.score.rewards[0], name=f"{tmp_path}/slow.py:mine"),))
     config = replace(config, score=slow, run=replace(config.run, check_timeout_s=1.0))
     (problem,) = try_config(config, roles=("prompts", "score")).problems  # all have this limit
-    assert "the verifier took longer than 1 s. It may be slow, or the machine busy: raise run.check_timeout_s" in (
-        problem
-    )
+    late = "the verifier took longer than 1 s. It may be slow, or the machine busy: raise run.check_timeout_s"
+    assert late in problem
     unchecked = replace(config, run=replace(config.run, check_timeout_s=0.0))
     assert trial(unchecked, tmp_path).problems == []
 
