@@ -21,6 +21,7 @@ from laminar_runs import CommandServer
 from record_samples import SAMPLES
 from role_writer import write_as_role
 from trainer_batches import make_batch
+from waiting import until
 
 from infra.kafka.broker import Broker, free_port
 from pipelines.config import Config, KafkaConfig, load_config, parse_config, save_config
@@ -81,6 +82,18 @@ def shell(command_server: CommandServer, tmp_path: Path) -> Shell:
     """In another directory than the runs."""
     (tmp_path / "outputs").mkdir()
     return Shell(command_server, tmp_path / "here", tmp_path / "outputs")
+
+
+def status_with_lag(shell: Shell, run: Path, topic: str) -> Any:
+    """What `runs status --json` prints once it has the lag of `topic`: Kafka may answer too late for it."""
+    answers: list[Any] = []
+
+    def has_lag() -> bool:
+        answers.append(shell("runs", "status", "--run", str(run), "--json").json)
+        return topic in answers[-1]["lag"]
+
+    until(has_lag)
+    return answers[-1]
 
 
 def test_commands_find_the_kafka_of_a_submitted_run(submitted: Path, run_id: str, shell: Shell) -> None:
@@ -145,7 +158,7 @@ def test_printed_commands_name_the_submitted_run(submitted: Path, shell: Shell) 
 def test_status_of_an_ended_run_lists_its_roles_at_once(submitted: Path, shell: Shell) -> None:
     (submission,) = submissions(submitted)
     place = ("--run", str(submitted))
-    before = shell("runs", "status", *place, "--json").json
+    before = status_with_lag(shell, submitted, "experiences")
     assert (before["waits_for"], before["lag"]) == ("the first heartbeat of a replica", {"experiences": 1})
     error = f"no disk (see {submission.log})"
     replace(submission, restarts=2, last_error=error, last_ended_at=time.time() - 5).write()
@@ -195,9 +208,9 @@ def test_batches_beyond_the_goal_are_no_lag_and_nothing_is_left(submitted: Path,
     save_config(replace(config, trainer=replace(config.trainer, optimizer_steps=3)), submission.config)
     assert lag() == {"lag": 0, "beyond_goal": 2}
     assert "0 (2 beyond the goal, not needed)" in shell(*words).text
-    text = shell("runs", "status", *place).text
-    assert re.search(r"^  lag +experiences 1 · batches: 2 beyond the goal, not needed$", text, re.M), text
-    status = shell("runs", "status", *place, "--json").json
+    line = re.compile(r"^  lag +experiences 1 · batches: 2 beyond the goal, not needed$", re.M)
+    until(lambda: line.search(shell("runs", "status", *place).text))  # Kafka may answer too late for it
+    status = status_with_lag(shell, submitted, "batches")
     assert (status["lag"]["batches"], status["batches_beyond_goal"]) == (0, 2)
 
     goal = replace(config.trainer, optimizer_steps=3)

@@ -23,6 +23,7 @@ from infra.kafka.topic_reader import read_rows
 from infra.processes import is_running
 from infra.store.names import default_root
 from infra.store.ownership import remove_store
+from pipelines.cli import stop as stopping
 from pipelines.cli.local_runs import _cells, to_json
 from pipelines.cli.main import main
 from pipelines.config import load_config
@@ -159,6 +160,7 @@ def test_submitted_trainer_is_audited_changed_and_drained(
     broker: Broker, run_id: str, runs: Path, tmp_path: Path, laminar: Laminar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draining, "CHECK_EVERY_S", 0.05)
+    monkeypatch.setattr(stopping, "KAFKA_TIMEOUT_S", 60.0)  # else a run is not audited at its stop
     file = tmp_path / "run.toml"
     file.write_text(
         'rollout.engine = "emulated"\nprompts.source = "synthetic"\n'
