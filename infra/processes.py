@@ -104,20 +104,24 @@ def stop_process(process: psutil.Process, timeout: float) -> None:
         _wait_for_end(process, 10.0)
 
 
-def _wait_for_end(process: psutil.Process, timeout: float) -> None:
-    """Wait until `process` has ended, and reap a child. psutil's `wait` waits until its parent has reaped it, too.
+def reap(process: psutil.Process, timeout: float) -> None:
+    """Reap a child that has ended; does nothing for a process that is not a child of this one.
 
-    A process is a zombie once its first thread has ended. A child can be reaped when all have: only then are its files
-    and ports free, and its CPU time counts as that of a child.
+    A process is a zombie once its first thread has ended. A child can be reaped when all have, for which this waits
+    `timeout` seconds at most: only then are its files and ports free, and its CPU time counts as that of a child.
     """
+    with suppress(psutil.Error):
+        process.wait(timeout if process.ppid() == os.getpid() else 0)
+
+
+def _wait_for_end(process: psutil.Process, timeout: float) -> None:
+    """Wait until `process` has ended, and reap a child. psutil's `wait` waits until its parent has reaped it, too."""
     deadline = time.monotonic() + timeout
     while is_running(process):
         if time.monotonic() > deadline:
             raise psutil.TimeoutExpired(timeout, process.pid)
         time.sleep(0.02)
-    left_s = deadline - time.monotonic() if process.ppid() == os.getpid() else 0.0
-    with suppress(psutil.TimeoutExpired):
-        process.wait(max(0.0, left_s))
+    reap(process, max(0.0, deadline - time.monotonic()))
 
 
 @contextmanager

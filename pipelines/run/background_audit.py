@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from infra.processes import is_running, spawn, stop_process
+from infra.processes import is_running, reap, spawn, stop_process
 from pipelines.distribution import PYTHON
 from pipelines.inspect.audit.result import FINDINGS, findings_text
 from pipelines.inspect.run_files import AUDIT_SO_FAR_FILE, LOGS
@@ -87,8 +86,7 @@ class BackgroundAudit:
 
     def _handle_result(self) -> None:
         if self._process is not None:
-            with suppress(psutil.Error):
-                stop_process(self._process, 1.0)  # it has ended; else it remains as a zombie
+            reap(self._process, 1.0)  # else it remains as a zombie
         self._process = None
         took = self._clock() - self._started_at
         self._due = self._clock() + max(self._every_s, PAUSE_FACTOR * took)
