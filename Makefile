@@ -45,9 +45,10 @@ BROKER_CACHE := $(VENV)/broker.aot
 $(BROKER_CACHE): tests/broker_cache.py $(READY)
 	-$(BIN)/python tests/broker_cache.py $@
 
-# Two tests at a time, each file in one worker, because most of a test of a whole run is waiting.
+# Two tests at a time, each file in one worker, because most of a test of a whole run is waiting. A worker that dies ends
+# the command: pytest-xdist's other workers would wait for ever for the rest of its file.
 ALL_WORKERS = JAVA_TOOL_OPTIONS="$$(test -f $(BROKER_CACHE) && echo -XX:AOTCache=$(abspath $(BROKER_CACHE)))" \
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 pytest: $(READY) $(BROKER_CACHE)  ## the tests alone; ARGS="-k name"
 	$(ALL_WORKERS) -m "not soak and not slow" $(ARGS)
 
