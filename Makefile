@@ -31,7 +31,7 @@ FAST = tests/test_architecture.py tests/test_documents.py tests/soak/test_mutant
 GENERATED := tests/pipelines/test_config_reference.py tests/pipelines/cli/test_command_line.py tests/pipelines/cli/test_topic_table.py \
 	tests/pipelines/run/deploy/test_deployment_files.py tests/pipelines/run/submission/test_drawings.py
 check: lint types  ## lint, types, laws and fast tests, below a minute
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(FAST) $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 $(FAST) $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
