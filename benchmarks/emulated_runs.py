@@ -169,14 +169,14 @@ def _rollout_idle(metrics: Sequence[Metric]) -> float:
 
 
 def _mean_over_replicas(heartbeats: Sequence[Metric], value: Any) -> float:
-    """The mean of `value` over time and replicas; each heartbeat holds until the next one."""
+    """The mean of `value` over time and replicas; each heartbeat holds until the next one. Not a number without two."""
     means = []
     for each in _by_number(heartbeats, "replica").values():
         spans = [(b.measured_at - a.measured_at, value(a.values)) for a, b in pairwise(each) if a.values["kv_capacity"]]
         total = sum(length for length, _ in spans)
         if total:
             means.append(sum(length * found for length, found in spans) / total)
-    return statistics.fmean(means)
+    return statistics.fmean(means or [math.nan])
 
 
 def _by_number(metrics: Sequence[Metric], name: str) -> Mapping[int, list[Metric]]:

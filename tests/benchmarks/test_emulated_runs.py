@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from benchmarks.emulated_runs import RunFailed, measure
@@ -42,3 +44,9 @@ def test_measure_counts_emulated_time_after_the_warm_up() -> None:
 def test_measure_rejects_a_run_with_too_few_steps() -> None:
     with pytest.raises(RunFailed, match="3 optimizer steps are too few"):
         measure(_run(3), [], 1.0, 1)
+
+
+def test_measure_of_a_run_without_two_heartbeats_has_no_kv_use() -> None:
+    """As of a run of seconds on a busy machine."""
+    beats = [each for each in _run() if each.name != "replica" or each.measured_at == 30_000]
+    assert math.isnan(measure(beats, [], 1.0, 1).kv_use)
