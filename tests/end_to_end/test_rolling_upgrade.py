@@ -79,6 +79,7 @@ class Cluster:
         self.run, self.client = run, broker.client()
         self._here, self._sources = here, {"old": old, "new": REPOSITORY}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._releases: dict[str, str] = {}
         self._stores = [default_root(f"{run}-machine-{machine}") for machine in (TRAINING, GENERATING)]
         for store in self._stores:
             stack.callback(remove_store, store, in_use=True)
@@ -103,6 +104,7 @@ class Cluster:
         store = f"relay.store={self._stores[ROLES[role]]}"
         words = ["submit", pipeline, str(self.config), "--set", store, "--set", LENGTH_REWARD]
         words += ["--index", index] if index else []
+        self._releases[role] = release
         with self._log(role, release).open("ab") as log:
             self._processes[role] = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-c", COMMAND, *words],
@@ -129,9 +131,17 @@ class Cluster:
         deadline = time.monotonic() + PROGRESS_S
         while not condition():
             ended = [role for role, process in self._processes.items() if process.poll() is not None]
+            for role in [role for role in ended if self._may_end(role)]:
+                ended.remove(role)
+                self.start(role, "old")
             if ended or time.monotonic() > deadline:
                 raise AssertionError(f"{what}: {ended or 'all'} of the roles stand still\n{self.logs()}")
             time.sleep(0.3)
+
+    def _may_end(self, role: str) -> bool:
+        """Two threads of 0.2.0's relay may write one file, which ends it: an orchestrator starts it again."""
+        is_old_relay = role.startswith("relay-") and self._releases[role] == "old"
+        return is_old_relay and "was removed" in self._log(role, "old").read_text()[-2000:]
 
     def laminar(self, *words: str) -> tuple[int, Any]:
         """The exit code and JSON of a command of the new release."""
