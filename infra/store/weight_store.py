@@ -11,7 +11,6 @@ import json
 import logging
 import mmap
 import os
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,7 +74,6 @@ class WeightStore(ClosedAtExit):
         self._writer_lock: locks.FileLock | None = None
         self._incoming: IncomingVersion | None = None
         self._spare: VersionMemory | None = None
-        self._live_lock = threading.Lock()
 
     # Reading.
 
@@ -159,15 +157,14 @@ class WeightStore(ClosedAtExit):
     # Writing.
 
     def write_live_versions(self, versions: Iterable[PolicyVersion]) -> None:
-        """Write the versions that `evict` removes last, the most needed first: one process does, from any thread.
+        """Write the versions that `evict` removes last, the most needed first. Any process may write them.
 
         On a full disk the list stays as it is, with a warning. Raises StoreError if the store was removed.
         """
         partial_file = self.root / f"{names.LIVE}{names.PARTIAL}"
         try:
-            with self._live_lock:
-                partial_file.write_text(json.dumps(list(map(str, versions))), encoding="utf-8")
-                partial_file.replace(self.root / names.LIVE)
+            partial_file.write_text(json.dumps(list(map(str, versions))), encoding="utf-8")
+            partial_file.replace(self.root / names.LIVE)
         except FileNotFoundError as error:
             raise StoreError(f"{self.root} was removed") from error
         except OSError as error:

@@ -139,7 +139,7 @@ class Cluster:
             time.sleep(0.3)
 
     def _may_end(self, role: str) -> bool:
-        """Two threads of 0.2.0's relay may write one file, which ends it: an orchestrator starts it again."""
+        """A store of 0.2.0 removes the list of live versions while its relay writes it: it must be started again."""
         is_old_relay = role.startswith("relay-") and self._releases[role] == "old"
         return is_old_relay and "was removed" in self._log(role, "old").read_text()[-2000:]
 

@@ -41,9 +41,8 @@ def test_killed_ranks_train_the_same_weights(
         kill(run, role)
     assert run.wait(600) == 0, run.output()
     restarts = {name: role["restarts"] for name, role in run.state()["roles"].items()}
-    ranks = restarts["trainer"], restarts["trainer-1"]
-    assert min(ranks) >= 1, restarts  # its own kill
-    assert sum(ranks) >= 3, restarts  # and that of the other, unless it was starting at that moment
+    # Its own kill, and that of the other.
+    assert min(restarts["trainer"], restarts["trainer-1"]) >= 2, f"{restarts}\n{run.output()}"
     assert (restarts["experience"], restarts["experience-1"]) == (1, 1)
     replay(command_server, run)  # with two ranks: exit code 0 if all bits are equal
     run.resume(*ONE_RANK)
