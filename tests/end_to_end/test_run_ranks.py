@@ -22,7 +22,8 @@ from infra.models.weights import weight_tensors
 from pipelines.config import load_config
 from schemas.topics import BATCHES, SETTLED, Topic
 
-STEPS, MORE_STEPS = 22, 26
+RANKS = ("trainer", "trainer-1")
+STEPS, MORE_STEPS = 32, 36
 CHANGES = ("trainer.ranks=2", f"trainer.optimizer_steps={STEPS}", "trainer.checkpoint_every=4")
 ONE_RANK = ("trainer.ranks=1", "trainer.batch_shares=2", f"trainer.optimizer_steps={MORE_STEPS}")
 SHARDS = ("experience.shards=2", "kafka.partitions=2")
@@ -38,11 +39,10 @@ def test_killed_ranks_train_the_same_weights(
     for first_step, role in ((2, "trainer-1"), (5, "experience-1"), (8, "trainer"), (11, "experience")):
         until_trained(run, first_step + rng.randrange(3))
         assert not exposed_addresses(listening_sockets(run.processes()))  # including torch's store and collectives
-        kill(run, role)
+        (kill_rank if role in RANKS else kill)(run, role)
     assert run.wait(600) == 0, run.output()
     restarts = {name: role["restarts"] for name, role in run.state()["roles"].items()}
-    # Its own kill, and that of the other.
-    assert min(restarts["trainer"], restarts["trainer-1"]) >= 2, f"{restarts}\n{run.output()}"
+    assert min(restarts[rank] for rank in RANKS) >= 2, f"{restarts}\n{run.output()}"  # own kill, and that of the other
     assert (restarts["experience"], restarts["experience-1"]) == (1, 1)
     replay(command_server, run)  # with two ranks: exit code 0 if all bits are equal
     run.resume(*ONE_RANK)
@@ -70,6 +70,18 @@ def test_killed_ranks_train_the_same_weights(
 def written(run: LaminarRun, topic: Topic) -> Iterator[StoredRecord]:
     """The records that `run` wrote to `topic`."""
     return read_topic(ClientProperties.at(run.state()["bootstrap_servers"]), topic.name(run.name))
+
+
+def kill_rank(run: LaminarRun, role: str) -> None:
+    """Kill the rank `role`, which ends the other one, too, and return once both have joined again."""
+    before = {rank: times_joined(run, rank) for rank in RANKS}
+    kill(run, role)
+    run.until(lambda: all(times_joined(run, rank) > before[rank] for rank in RANKS), 240, "both ranks joined")
+
+
+def times_joined(run: LaminarRun, rank: str) -> int:
+    """How often the processes of `rank` have joined the other rank."""
+    return (run.folder / "logs" / f"{rank}.log").read_text().count("has joined the process group")
 
 
 def until_trained(run: LaminarRun, steps: int) -> None:
