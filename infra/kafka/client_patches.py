@@ -257,6 +257,32 @@ def request_metadata_every(consumer: Any, ms: int) -> None:
     consumer._cluster.config["retry_backoff_ms"] = ms
 
 
+def report_resets(consumer: Any, report: Callable[[Any, int, int], None]) -> None:
+    """Call `report` with the partition, the next offset and the new one when `consumer` goes on at another offset,
+    because its log does not have the next one. It may be on the consumer's thread.
+
+    kafka-python only logs it, and then not both offsets.
+    """
+    subscription, fetcher = consumer._subscription, consumer._fetcher
+    request_reset, reset = subscription.request_offset_reset, fetcher._reset_offset_if_needed
+    left: dict[Any, tuple[Any, int]] = {}  # the state of each partition, and its next offset
+
+    def request_and_note(place: Any, strategy: Any = None) -> None:
+        state = subscription.assignment[place]
+        if strategy is None and state.position is not None:  # with a strategy: a seek to an end
+            left[place] = state, state.position.offset
+        request_reset(place, strategy)
+
+    def reset_and_report(place: Any, timestamp: Any, offset: int) -> None:
+        state, before = left.pop(place, (None, 0))
+        is_due = state is not None and state is subscription.assignment.get(place) and state.awaiting_reset
+        reset(place, timestamp, offset)
+        if is_due:
+            report(place, before, offset)
+
+    subscription.request_offset_reset, fetcher._reset_offset_if_needed = request_and_note, reset_and_report
+
+
 def read_fetched_with(consumer: Any, partition_records: type) -> None:
     """Let `consumer` read what it has fetched of a partition by this class, of `Fetcher.PartitionRecords`."""
     consumer._fetcher.PartitionRecords = partition_records

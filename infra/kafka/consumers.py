@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
 
-from kafka import KafkaConsumer
+from kafka import KafkaConsumer, TopicPartition
 
-from infra.kafka.client_patches import request_metadata_at_once
+from infra.kafka.client_patches import report_resets, request_metadata_at_once
 from infra.kafka.properties import ClientProperties
 from infra.kafka.record_batches import poll_whole_batches
 from infra.kafka.stored.consumer import StoredConsumer
+
+log = logging.getLogger(__name__)
 
 MAX_POLL_BATCHES = 16
 """Maximum batches per poll: a batch is as its producer sent it, at most some megabytes."""
@@ -76,7 +79,10 @@ def _take_idle(client: ClientProperties) -> KafkaConsumer | None:
 
 
 def new_consumer(client: ClientProperties, max_poll_batches: int = MAX_POLL_BATCHES) -> Any:
-    """A consumer of committed records by batches, without partitions; of a stopped broker's log one of its files."""
+    """A consumer of committed records by batches, without partitions; of a stopped broker's log one of its files.
+
+    Where the log does not have its next offset any more, it goes on at the first one, with a warning.
+    """
     if client.clients is not None:
         return client.clients.consumer()
     if client.log is not None:
@@ -94,4 +100,20 @@ def new_consumer(client: ClientProperties, max_poll_batches: int = MAX_POLL_BATC
     )
     poll_whole_batches(consumer)
     request_metadata_at_once(consumer)
+    report_resets(consumer, warn_of_gap)
     return consumer
+
+
+def warn_of_gap(place: TopicPartition, offset: int, begin: int) -> None:
+    """Log that a reader of `place` that was at `offset` goes on at `begin`, because the log does not have `offset`."""
+    if offset < begin:
+        log.warning(
+            "offsets %d to %d of %s, partition %d, are not read: they were deleted, the log begins at %d",
+            *(offset, begin - 1, place.topic, place.partition, begin),
+        )
+    elif offset > begin:
+        log.warning(
+            "%s, partition %d, ends before offset %d, which is to be read next: it was deleted and created again, or "
+            "has lost records; it is read on from offset %d",
+            *(place.topic, place.partition, offset, begin),
+        )

@@ -7,6 +7,7 @@ respond is no error here: the last values stay until it responds.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,7 @@ from kafka.errors import KafkaError
 from infra.closing import ClosedAtExit
 from infra.kafka.admin import admin_client
 from infra.kafka.client_patches import position_in
-from infra.kafka.consumers import new_consumer
+from infra.kafka.consumers import new_consumer, warn_of_gap
 from infra.kafka.lag import list_groups
 from infra.kafka.properties import ClientProperties
 from infra.kafka.record_batches import RecordBatch
@@ -95,7 +96,8 @@ def _lags(
 class Observer(ClosedAtExit):
     """Reads metrics and weight manifests of one run, and heartbeats from now on. Not thread-safe.
 
-    It resumes at `positions`, offsets by short name, or begins near the end, see `NEWEST`. The run's topics must exist.
+    It resumes at `positions`, offsets by short name (math.inf: the end), or begins near the end, see `NEWEST`. It logs
+    which offsets after its positions the log does not have. The run's topics must exist.
     `refuse` returns why a record, written in a transaction or not, cannot be of the run; None if it can.
     Raises KafkaError if no broker responds at first.
     """
@@ -125,8 +127,11 @@ class Observer(ClosedAtExit):
             self._ends = self._consumer.end_offsets([metrics, relay])
             begins = self._consumer.beginning_offsets([metrics, relay])
             for short_name, where in self._read.items():
-                wanted = int((positions or {}).get(short_name, self._ends[where] - NEWEST[short_name]))
-                self._positions[where] = min(max(wanted, begins[where]), self._ends[where])
+                wanted = (positions or {}).get(short_name)
+                newest = self._ends[where] - NEWEST[short_name] if wanted is None else wanted
+                self._positions[where] = int(min(max(newest, begins[where]), self._ends[where]))
+                if wanted is not None and wanted != math.inf:
+                    warn_of_gap(where, int(wanted), self._positions[where])
                 self._consumer.seek(where, self._positions[where])
             self._consumer.seek_to_end(replicas)
             self._positions[replicas] = self._consumer.position(replicas)  # now, not at the first poll

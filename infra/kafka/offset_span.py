@@ -36,6 +36,10 @@ class Edge(NamedTuple):
         }[self.of]
         return max(beginning, min(wanted, end))
 
+    def is_before(self, offset: int) -> bool:
+        """Whether this is an offset, not 0 (the beginning), and lies before `offset`, the first one to be read."""
+        return self.of == "offset" and 0 < self.number < offset
+
 
 class OffsetSpan(NamedTuple):
     """A span of offsets: from `first` to before `last`, or to the end if `last` is None."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 
-from infra.kafka.consumers import open_consumer
+from infra.kafka.consumers import open_consumer, warn_of_gap
 from infra.kafka.offset_span import Edge, OffsetSpan
 from infra.kafka.properties import ClientProperties
 from infra.kafka.record_batches import known_partitions
@@ -35,7 +35,10 @@ def partition_ranges(client: ClientProperties, topic: str) -> dict[int, Partitio
 def resolve_span(
     client: ClientProperties, topic: str, span: OffsetSpan, partitions: Sequence[int] | None = None
 ) -> dict[int, PartitionRange]:
-    """The range of `span` in each partition of `topic`. Raises UnknownTopic."""
+    """The range of `span` in each partition of `topic`; if it begins at deleted records, with a warning.
+
+    Raises UnknownTopic.
+    """
     with open_consumer(client) as consumer:
         ranges = ranges_of(consumer, topic, partitions)
         return {number: PartitionRange(*edges) for number, edges in _edges(consumer, topic, span, ranges).items()}
@@ -66,4 +69,7 @@ def _edges(
         return {number: edge.within(held.beginning, held.end, found.get(number)) for number, held in ranges.items()}
 
     first, last = resolved(span.first), resolved(span.last or Edge("end", 0))
+    for number, offset in first.items():
+        if span.first.is_before(offset):
+            warn_of_gap(TopicPartition(topic, number), span.first.number, offset)
     return {number: (first[number], max(first[number], last[number])) for number in ranges}

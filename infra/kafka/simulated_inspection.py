@@ -13,6 +13,7 @@ from kafka.admin import OffsetSpec
 from kafka.structs import OffsetAndMetadata
 
 from infra.closing import ClosedAtExit
+from infra.kafka.consumers import warn_of_gap
 from infra.kafka.simulated_consumer import record_batch
 from infra.kafka.simulated_producer import SimulatedRecord, SimulatedSender
 from infra.kafka.stored.admin import ListedOffset, described_topics
@@ -144,6 +145,7 @@ class InspectionConsumer:
     def _batches(self, place: TopicPartition) -> list[PolledBatch]:
         log = self._cluster.log(Place(*place))
         first, found = max(self._positions[place], log.begin), []
+        warn_of_gap(place, self._positions[place], first)
         for batch in log.batches(first, committed=True):
             if batch.records:
                 held = record_batch(place.partition, batch)

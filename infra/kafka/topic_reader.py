@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from kafka import KafkaConsumer, TopicPartition
 
-from infra.kafka.consumers import open_consumer
+from infra.kafka.consumers import open_consumer, warn_of_gap
 from infra.kafka.offset_span import Edge
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import PartitionRange, partition_ranges, ranges_of
@@ -101,7 +101,8 @@ def read_batches(
     """The committed records of `topic` from `start` to its present end; with `follow`, without end.
 
     `start` may be given by partition, and is no time. `until` gives the end by partition. In order within
-    each partition; memory does not grow with the number of records. Raises UnknownTopic.
+    each partition; memory does not grow with the number of records. Deleted records at an offset that `start` gives, or
+    at the next one, are skipped with a warning; offset 0 stands for the beginning. Raises UnknownTopic.
     """
     with open_consumer(client) as consumer:
         ranges = ranges_of(consumer, topic, partitions)
@@ -200,7 +201,10 @@ def _assign(
     consumer.assign(list(assigned.values()))
     for number, held in ranges.items():
         first = start if isinstance(start, Edge) else Edge("offset", start.get(number, held.beginning))
-        consumer.seek(assigned[number], first.within(held.beginning, held.end))
+        offset = first.within(held.beginning, held.end)
+        if first.is_before(offset):
+            warn_of_gap(assigned[number], first.number, offset)
+        consumer.seek(assigned[number], offset)
     return assigned
 
 

@@ -139,6 +139,12 @@ class TopicServer(flight.FlightServerBase):
             held = partition_ranges(self._client, name)
             if missing := sorted(ticket.start.keys() - held.keys()):
                 raise pa.ArrowInvalid(f"{name} has no partition {missing[0]}")
+            for partition, offset in ticket.start.items():
+                if 0 < offset < (begin := held[partition].beginning):  # 0 is the beginning
+                    raise pa.ArrowInvalid(
+                        f"offsets {offset} to {begin - 1} of {name}, partition {partition}, were deleted: begin at "
+                        f"{begin}"
+                    )
             ranges = {
                 partition: PartitionRange(max(offset, held[partition].beginning), held[partition].end)
                 for partition, offset in ticket.start.items()

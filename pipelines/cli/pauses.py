@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 CONFIRM_S = 15.0
 """How long placement may take to confirm a request. A restart takes a few seconds."""
 POLL_S = 0.2
-FROM_THE_END = float(2**62)
-"""A position beyond the end of every topic."""
 
 
 def pause_command(
@@ -81,7 +80,7 @@ def _request(address: Address, paused: bool, reason: str, wait: float, json: boo
             f"{error}: run {connection.run} was started by an earlier release; it gets the topic at its next start"
         ) from None
     changes = paused != (before is not None and before.paused)
-    ends = {METRICS.short_name: FROM_THE_END, RELAY.short_name: FROM_THE_END}
+    ends = {METRICS.short_name: math.inf, RELAY.short_name: math.inf}
     positions = ends if changes else None
     with Observer(connection.client, connection.run, positions=positions, refuse=refused) as observer:
         request = _write(connection, before, paused, reason) if changes else before

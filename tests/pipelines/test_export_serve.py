@@ -19,6 +19,7 @@ import pytest
 from exported_topics import Laminar, Topics
 from pyarrow import flight
 
+from infra.kafka.admin import admin_client, delete_records
 from infra.kafka.properties import ClientProperties
 from operators.export import flight as serving
 from operators.export.flight import TopicServer
@@ -81,6 +82,17 @@ def test_flight_stream_resumes_from_next_offset(
     rest, _ = read(client, {**ticket, "from": {"0": next_offset}})
     assert len(first) == 4
     assert first + rest == [f"p{n}.{m}" for n in range(0, 20, 2) for m in (0, 1)]
+
+
+def test_flight_names_deleted_offsets_of_a_ticket(topics: Topics, client: flight.FlightClient) -> None:
+    topics.write(range(0, 20, 2))
+    name = EXPERIENCES.name(topics.run)
+    with admin_client(topics.client) as admin:
+        delete_records(admin, {(name, 0): 5})
+    with pytest.raises(pa.ArrowInvalid, match=f"offsets 3 to 4 of {name}, partition 0, were deleted: begin at 5"):
+        read(client, {"topic": "experiences", "from": {"0": 3}})
+    whole, _ = read(client, {"topic": "experiences", "from": {"0": 0}})
+    assert read(client, {"topic": "experiences", "from": {"0": 5}})[0] == whole != []
 
 
 def test_flight_applies_filters_views_and_offsets(topics: Topics, client: flight.FlightClient) -> None:

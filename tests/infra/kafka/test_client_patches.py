@@ -78,7 +78,8 @@ def test_supported_versions_are_those_of_the_package() -> None:
 @pytest.mark.parametrize(
     ("owner", "names"),
     [
-        ("kafka.consumer.fetcher:Fetcher", ("PartitionRecords",)),
+        ("kafka.consumer.fetcher:Fetcher", ("PartitionRecords", "_reset_offset_if_needed")),
+        ("kafka.consumer.subscription_state:SubscriptionState", ("request_offset_reset",)),
         ("kafka.admin:KafkaAdminClient", ("_abort_transaction_request", "_abort_transaction_process_response")),
         ("kafka.admin:KafkaAdminClient", ("_async_get_leader_for_partitions",)),
         ("kafka.record.default_records:DefaultRecordBatch", ("_maybe_uncompress",)),

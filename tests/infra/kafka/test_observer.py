@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from markers import wait_for_markers
 from waiting import until
 
 from infra.kafka import observer as observe
-from infra.kafka.admin import TopicSpec, admin_client, create_topics
+from infra.kafka.admin import TopicSpec, admin_client, create_topics, delete_records
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.observer import LAG_RETRY_S, Observer, inbox_lags, topic_lags
 from infra.kafka.properties import ClientProperties
@@ -105,7 +106,11 @@ def test_observer_returns_metrics_and_heartbeats_in_order(
 
 
 def test_observer_begins_near_end_or_at_positions(
-    broker: Broker, client: KafkaAdminClient, run_id: str, monkeypatch: pytest.MonkeyPatch
+    broker: Broker,
+    client: KafkaAdminClient,
+    run_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     make_topics(client, run_id)
     with producer(broker) as plain:
@@ -123,9 +128,17 @@ def test_observer_begins_near_end_or_at_positions(
         plain.flush()
         with Observer(ClientProperties.at(broker.bootstrap_servers), run_id, positions=positions) as observer:
             assert poll_until(observer, lambda records: bool(records)) == [metric(10)]
-        cut_or_made_again = {"metrics": 10.0**6, "relay": -5.0}
-        with Observer(ClientProperties.at(broker.bootstrap_servers), run_id, positions=cut_or_made_again) as observer:
-            assert observer.positions() == {"metrics": 11.0, "relay": 0.0}
+        delete_records(client, {(METRICS.name(run_id), 0): 5})
+        at_end = {"metrics": math.inf, "relay": math.inf}
+        for given in (None, positions, at_end):
+            with Observer(ClientProperties.at(broker.bootstrap_servers), run_id, positions=given):
+                assert caplog.messages == []
+        cut_and_made_again = {"metrics": 2.0, "relay": 10.0**6}
+        with Observer(ClientProperties.at(broker.bootstrap_servers), run_id, positions=cut_and_made_again) as observer:
+            assert observer.positions() == {"metrics": 5.0, "relay": 1.0}
+    cut, made_again = caplog.messages
+    assert cut.startswith(f"offsets 2 to 4 of {METRICS.name(run_id)}, partition 0, are not read: they were deleted")
+    assert made_again.startswith(f"{RELAY.name(run_id)}, partition 0, ends before offset 1000000, which")
 
 
 def test_observer_hides_uncommitted_and_reports_unreadable(

@@ -11,7 +11,7 @@ from markers import wait_for_markers
 from waiting import until
 
 from infra.kafka import consumers
-from infra.kafka.admin import TopicSpec, admin_client, create_topics
+from infra.kafka.admin import TopicSpec, admin_client, create_topics, delete_records
 from infra.kafka.broker import Broker
 from infra.kafka.consumers import new_consumer
 from infra.kafka.lag import group_lags, list_groups, record_counts
@@ -116,6 +116,46 @@ def test_read_topic_follows_new_records(client: ClientProperties, broker: Broker
     assert next(following).rows[0].step == 78
     following.close()
     producer.close()
+
+
+def test_reader_names_deleted_records_it_skips(
+    client: ClientProperties, broker: Broker, run_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, places = METRICS.name(run_id), [TopicPartition(METRICS.name(run_id), number) for number in range(2)]
+    with admin_client(client) as admin, KafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
+        create_topics(admin, [TopicSpec(topic, 2)])
+        for place in places * 10:
+            producer.send(topic, b"", partition=place.partition)
+        producer.flush()
+        delete_records(admin, {(topic, 1): 4})
+        assert len(list(read_topic(client, topic))) == 16
+        assert len(list(read_topic(client, topic, start={0: 5, 1: 0}))) == 11
+        resolve_span(client, topic, parse_span(["0:7"], 0), [1])
+        assert caplog.messages == []  # they begin at the beginning
+        gap = "are not read: they were deleted, the log begins at"
+        assert len(list(read_topic(client, topic, start={0: 5, 1: 3}))) == 11
+        resolve_span(client, topic, parse_span(["2:7"], 0), [1])
+        assert caplog.messages == [
+            f"offsets 3 to 3 of {topic}, partition 1, {gap} 4",
+            f"offsets 2 to 3 of {topic}, partition 1, {gap} 4",
+        ]
+        caplog.clear()
+        following = new_consumer(client)
+        following.assign(places)
+        for place in places:
+            following.seek(place, 8)
+        delete_records(admin, {(topic, 0): 9})
+        first: dict[int, int] = {}
+
+        def has_both() -> bool:
+            for place, batches in following.poll(timeout_ms=100).items():
+                first.setdefault(place.partition, batches[0].value.offsets[0])
+            return len(first) == 2
+
+        until(has_both)
+        following.close()
+        assert first == {0: 9, 1: 8}
+        assert caplog.messages == [f"offsets 8 to 8 of {topic}, partition 0, {gap} 9"]
 
 
 def test_read_topic_creates_no_group(client: ClientProperties, topic: str) -> None:
