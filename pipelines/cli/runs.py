@@ -70,9 +70,9 @@ def audit(
     from pipelines.inspect.audit.trim_points import newest_trim_point
 
     connection = address.open_log()
-    trim_point = newest_trim_point(connection.client, connection.run)
     timeout_s = address.transaction_timeout_s
     found = audit_run(connection.client, connection.run, ended=ended, transaction_timeout_s=timeout_s)
+    trim_point = newest_trim_point(connection.client, connection.run)  # the audit may have begun again at a new one
     begins_at = trim_point and {
         "trim_point": trim_point.number,
         "version": str(trim_point.version),

@@ -99,6 +99,8 @@ def plan_trim(
     snapshot = snapshot_of(client, run, earlier, transaction_timeout_s)
     whole = fold_run(client, run, snapshot, before)
     audit = whole.audit()
+    if newest_trim_point(client, run) != earlier:  # the audit lacks the records that it has deleted
+        raise _trimmed_at_once(run)
     if not audit.passed:
         numbers = audit.numbers()
         raise TrimRefused(
@@ -274,13 +276,17 @@ def execute(client: ClientProperties, plan: TrimPlan, folder: Path) -> None:
             producer.send(name, value, key=str(plan.trim_point.number).encode(), headers=headers)
             producer.flush(_DELIVER_S)
         if plan.trim_point not in trim_points(client, plan.run):  # then its records would be counted nowhere
-            raise TrimRefused(f"another command trims run {plan.run}, too: trim it again once that one has ended")
+            raise _trimmed_at_once(plan.run)
         offsets = {
             (run_prefix(plan.run) + place.short_name, place.partition): cut.offset
             for place, cut in plan.cuts.items()
             if cut.offset > cut.begin
         }
         delete_records(admin, offsets)
+
+
+def _trimmed_at_once(run: str) -> TrimRefused:
+    return TrimRefused(f"another command trims run {run}, too: trim it again once that one has ended")
 
 
 def copy_checkpoint(source: StorageFolder, target: Path) -> None:

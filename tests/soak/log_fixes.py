@@ -330,6 +330,12 @@ RESTARTS = (
         "tests/pipelines/inspect/audit/test_trim.py::test_second_of_two_trims_at_once_deletes_nothing",
     ),
     Fix(
+        "an audit begins again if the log is trimmed meanwhile",
+        "pipelines/inspect/audit/audit_run.py",
+        (("        if trim_point == begun_at:\n", "        if True:\n"),),
+        "tests/pipelines/inspect/audit/test_trim.py::test_audit_begins_again_if_log_is_trimmed_meanwhile",
+    ),
+    Fix(
         "a checkpoint that cannot be written is an error",
         "operators/trainer/persist.py",
         (

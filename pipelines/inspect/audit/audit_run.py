@@ -43,6 +43,8 @@ PIPELINES = ("placement", "score", "experience", "evaluation")
 """The roles whose restore offsets say what they have consumed."""
 TRANSACTION_TIMEOUT_S = KafkaConfig.transaction_timeout_s
 """Of a run whose configuration is not known here."""
+TRIES = 3
+"""How often an audit is begun, because `laminar runs trim` has deleted records meanwhile. A trim follows one itself."""
 
 CommittedOffsets = Mapping[tuple[str, int], int]
 """Restore offsets of one pipeline by topic and partition: no record below is pending."""
@@ -53,14 +55,20 @@ def audit(
 ) -> Audit:
     """Audit run `run`. `ended`: the run has ended, so the trajectories still in flight are named.
 
-    After a trim the audit begins at the trim point and adds its counts. Raises RuntimeError if the run has no inbox
-    topic, or a transaction stays open for longer than `transaction_timeout_s` of the run's roles allows.
+    After a trim the audit begins at the trim point and adds its counts. A trim writes its point before it deletes
+    records, so an audit during which there is a new point begins again. Raises RuntimeError if that happens `TRIES`
+    times, the run has no inbox topic, or a transaction stays open for longer than `transaction_timeout_s` of the run's
+    roles allows.
     """
     trim_point = newest_trim_point(client, run)
-    snapshot = snapshot_of(client, run, trim_point, transaction_timeout_s)
-    return fold_run(client, run, snapshot, None if trim_point is None else TrimmedHistory.of(trim_point)).audit(
-        name_in_flight=ended
-    )
+    for _ in range(TRIES):
+        before = None if trim_point is None else TrimmedHistory.of(trim_point)
+        snapshot = snapshot_of(client, run, trim_point, transaction_timeout_s)
+        found = fold_run(client, run, snapshot, before).audit(name_in_flight=ended)
+        begun_at, trim_point = trim_point, newest_trim_point(client, run)
+        if trim_point == begun_at:
+            return found
+    raise RuntimeError(f"run {run} was trimmed during each of {TRIES} audits: audit it again when no trim is under way")
 
 
 def fold_run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -16,6 +17,7 @@ from trimmed_run import TrimmedRun
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
 from infra.kafka.note import Note
+from pipelines.inspect.audit import audit_run
 from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.trim_points import newest_trim_point
 from pipelines.trim import cuts
@@ -102,6 +104,42 @@ def test_second_of_two_trims_at_once_deletes_nothing(run: TrimmedRun) -> None:
     assert audit(run.client, run.run) == before
     run.trim("1.3")
     assert audit(run.client, run.run) == before
+
+
+@pytest.fixture
+def trimmed_between(run: TrimmedRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """While it has versions, the log is trimmed to the first of them before `batches` is read, after `settled`."""
+    versions: list[str] = []
+    read_partition = audit_run.read_partition
+
+    def trim_and_read(client: Any, topic: str, *rest: Any) -> Iterator[Any]:
+        if topic == BATCHES.name(run.run) and versions:
+            version, versions[:] = versions[0], []
+            run.trim(version)
+        return read_partition(client, topic, *rest)
+
+    monkeypatch.setattr(audit_run, "read_partition", trim_and_read)
+    return versions
+
+
+def test_audit_begins_again_if_log_is_trimmed_meanwhile(
+    run: TrimmedRun, trimmed_between: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = audit(run.client, run.run)
+    trimmed_between.append("1.2")
+    assert audit(run.client, run.run) == before
+    assert run.begins()["batches"] == 2
+    trimmed_between.append("1.3")
+    monkeypatch.setattr(audit_run, "TRIES", 1)
+    with pytest.raises(RuntimeError, match="was trimmed during each of 1 audits: audit it again"):
+        audit(run.client, run.run)
+    assert audit(run.client, run.run) == before
+
+
+def test_plan_of_a_trim_names_another_trim(run: TrimmedRun, trimmed_between: list[str]) -> None:
+    trimmed_between.append("1.2")
+    with pytest.raises(TrimRefused, match=r"another command trims run .*, too: trim it again once that one has ended"):
+        run.plan("1.3")
 
 
 def test_plan_trim_is_read_only_and_hashes_the_cut_records(run: TrimmedRun) -> None:
