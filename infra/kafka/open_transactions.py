@@ -137,6 +137,8 @@ def _opened(place: TopicPartition, producer: Any, name: str | None, known: Any) 
 
 STALLED_S = 30.0
 """How long a reader may make no progress before an open transaction is suspected."""
+STALLED_POLLS = 10
+"""How many polls, too: after a slow step much time has passed, but a poll has the records of some partitions only."""
 REPORT_INTERVAL_S = 300.0
 """Minimum interval between two reports of a partition."""
 
@@ -146,24 +148,23 @@ class StallWatch:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._seen: dict[Partition, tuple[int, float]] = {}
+        self._seen: dict[Partition, tuple[int, float, int]] = {}
         self._reported_at: dict[Partition, float] = {}
 
-    def forget(self) -> None:
-        """Measure from now on: the reader itself has stood still."""
-        self._seen.clear()
-
     def stalled(self, positions: Mapping[Partition, int], ends: Mapping[Partition, int | None]) -> list[Partition]:
-        """Partitions without progress before their end for STALLED_S; each at most once every REPORT_INTERVAL_S."""
+        """Partitions without progress before their end for STALLED_S and STALLED_POLLS; each at most once every
+        REPORT_INTERVAL_S. To be called after a poll.
+        """
         now, found = self._clock(), []
         for place, position in positions.items():
             end = ends.get(place)
-            before, since = self._seen.get(place, (-1, now))
+            before, since, polls = self._seen.get(place, (-1, now, 0))
             if end is None or position >= end or position != before:
-                self._seen[place] = position, now
-            elif (
-                now - since >= STALLED_S and now - self._reported_at.get(place, -REPORT_INTERVAL_S) >= REPORT_INTERVAL_S
-            ):
+                self._seen[place] = position, now, 0
+                continue
+            self._seen[place] = position, since, polls + 1
+            is_stalled = now - since >= STALLED_S and polls + 1 >= STALLED_POLLS
+            if is_stalled and now - self._reported_at.get(place, -REPORT_INTERVAL_S) >= REPORT_INTERVAL_S:
                 self._reported_at[place] = now
                 found.append(place)
         return found

@@ -29,8 +29,6 @@ POSITIONS_MAX_AGE_S = 0.5
 """Maximum age of the positions of an empty poll: each partition's position costs a call to the client."""
 STALLS_EVERY_S = 1.0
 """How often a busy reader looks for partitions that do not move."""
-MAX_FOLD_S = 5.0
-"""Time between two polls after which positions that have not moved show nothing."""
 SESSION_TIMEOUT_S = 120.0
 """How long a running shard retries to open a session while Kafka is unavailable."""
 FIRST_SESSION_TIMEOUT_S = 20.0
@@ -190,10 +188,7 @@ class ShardSource:
             self._caught_up = not behind
 
     def _warn_of_stalls(self, positions: Mapping[Partition, int], ends: Mapping[Partition, int | None]) -> None:
-        now = self._clock()
-        if now - self._stalls_due > MAX_FOLD_S:  # nothing was polled meanwhile, so no position could move
-            self._stalls.forget()
-        self._stalls_due = now + STALLS_EVERY_S
+        self._stalls_due = self._clock() + STALLS_EVERY_S
         if stalled := self._stalls.stalled(positions, ends):
             for line in describe_blocking_transactions(self.config.client, stalled):
                 log.warning("%s waits: %s", self.config.group, line)

@@ -13,7 +13,7 @@ from scripted_sessions import CONFIG, INPUT, ScriptedSession, ScriptedSessions, 
 import operators.io.source
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
-from infra.kafka.open_transactions import STALLED_S
+from infra.kafka.open_transactions import STALLED_POLLS, STALLED_S
 from infra.kafka.properties import ClientProperties
 from infra.kafka.session import Fenced, Note, SessionLost
 from infra.kafka.transactions import TransactionTooSlow
@@ -218,14 +218,20 @@ def test_busy_source_names_the_transaction_that_blocks_it(
         polled = source.next(wait=False)
         assert isinstance(polled, Restored) or polled.records
     assert [each.message for each in caplog.records if "waits" in each.message] == [f"{CONFIG.group} waits: blocked"]
-    caplog.clear()
-    clock = Clock()
-    clock.step = 10.0  # each fold takes longer than the watch waits: nothing is known of a partition
-    monkeypatch.setattr(operators.io.source, "SESSIONS", ScriptedSessions(ScriptedSession(1, [[raw(0)]] * 9, end=5)))
-    source = ShardSource(CONFIG, clock=clock)
-    for _ in range(9):
+
+
+def test_slow_step_names_what_blocks_it_after_some_polls(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However long its folds take: one poll alone shows nothing, since it has the records of some partitions only."""
+    monkeypatch.setattr(operators.io.source, "describe_blocking_transactions", lambda client, places: ["blocked"])
+    source = source_with(monkeypatch, ScriptedSession(1, [[raw(0)]] * (STALLED_POLLS + 1), end=5))
+    source._clock.step = STALLED_S  # type: ignore[attr-defined]
+    for _ in range(STALLED_POLLS + 1):  # the first opens the session
         source.next(wait=False)
     assert not any("waits" in each.message for each in caplog.records)
+    source.next(wait=False)
+    assert [each.message for each in caplog.records if "waits" in each.message] == [f"{CONFIG.group} waits: blocked"]
 
 
 def test_source_opens_a_new_session_if_an_input_was_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
