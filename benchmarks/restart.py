@@ -7,10 +7,12 @@ imported everything, as those of `laminar run` are. The goal: after 10^6 traject
 times the time after 10^4 and 100, and at most 10 s; otherwise the exit code is 1. `times` is the ratio of the CPU times
 of the role's process: on a busy machine the other one says little. Memory is the peak of the process, imports included.
 Both runs have as many metrics as an observer reads, or more, and the commit notes that compaction leaves of a run of
-their size: every start reads all of them. Records are 1,000 rows of zeros, since no role may read
-them; manifests have the tensors of a 7B model. The roles are those of an emulated run with an observer, a relay that
-lacks the newest versions, evaluation, gateway, agents and autoscaler. `trainer (model)` is the trainer of a tiny model:
-it loads the newest checkpoint and restores that version to an empty store. The gateway loads that model's tokenizer.
+their size: every start reads all of them. Records are 1,000 rows of zeros, since no role may read them; those of the
+last groups, which starts read back, are real, see `restart_end`. Manifests have the tensors of a 7B model. The roles
+are those of an emulated run with an observer, a relay that lacks the newest versions, evaluation, gateway, agents and
+autoscaler. `trainer (model)` is the trainer of a tiny model: it loads the newest checkpoint and restores that version
+to an empty store. The gateway loads that model's tokenizer, and so does prompts, which goes on in a file of questions
+where the run has left it, and draws the next ones.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +37,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import restart_model
+from benchmarks.restart_end import READ_AGAIN, RunEnd, begins_of
 from infra.files import create_secret
 from infra.kafka.admin import admin_client, end_offsets
 from infra.kafka.broker import BrokerConfig, start_broker
@@ -73,6 +76,8 @@ RUN, ROWS = "restarts", 1000
 TOKEN = "token"
 """The file of the relays' token."""
 MODEL_TRAINER, OBSERVER = "trainer (model)", "observer"
+QUESTIONS, QUESTION_ROWS = "questions.jsonl", 10_000
+WITH_MODEL = ("prompts", "gateway", MODEL_TRAINER)
 PIPELINES = (
     *("prompts", "placement", "rollout", "score", "experience", "trainer", "relay", "evaluation"),
     *("gateway", "agents", "autoscaler"),
@@ -179,6 +184,8 @@ def make_run(servers: str, folder: Path, trajectories: int, versions: int) -> di
     """Write the log of a run of this size, with a last commit of each role."""
     config = config_of(servers, folder)
     create_secret(folder / TOKEN)
+    rows = ({"prompt": f"{number} + 1 =", "answer": str(number + 1)} for number in range(QUESTION_ROWS))
+    (folder / QUESTIONS).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     make_topics(config)
     with ExitStack() as sessions:
         opened = {role: Session(graph_of(config, role)[0].session()) for role in PIPELINES}
@@ -186,9 +193,20 @@ def make_run(servers: str, folder: Path, trajectories: int, versions: int) -> di
             sessions.callback(session.close)
         fill(config, trajectories, versions, folder)
         fill_notes(config, int(trajectories * NOTES_PER_TRAJECTORY))
+        end = RunEnd(RUN, trajectories, versions, config.rollout.processes)
+        before = ends_of(config, opened.values())
+        end.write(opened)
+        after = ends_of(config, opened.values())
         for role, session in opened.items():
-            commit(config, role, session, versions)
+            commit(role, session, end, before, after)
     return {}
+
+
+def ends_of(config: Config, sessions: Iterable[Session]) -> dict[Partition, int]:
+    """The present ends of all inputs and ledgers of `sessions`."""
+    names = {name for session in sessions for name, *_ in [*session.config.ledger, *session.positions()]}
+    with admin_client(config.kafka.client()) as admin:
+        return {Partition(*where): end for where, end in end_offsets(admin, sorted(names)).items()}
 
 
 def seconds(measured: dict[str, float]) -> float:
@@ -200,7 +218,7 @@ def measure(role: str, servers: str, folder: Path) -> dict[str, float]:
     if role == OBSERVER:
         return timed(lambda: observe(config_of(servers, folder)))
     with tempfile.TemporaryDirectory() as store:
-        config = config_of(servers, folder, store, with_model=role in (MODEL_TRAINER, "gateway"))
+        config = config_of(servers, folder, store, with_model=role in WITH_MODEL)
         return measure_start("trainer" if role == MODEL_TRAINER else role, config)
 
 
@@ -250,9 +268,10 @@ def observe(config: Config) -> None:
 
 def config_of(servers: str, folder: Path, store: str = "not used", *, with_model: bool = False) -> Config:
     """The configuration of a run with its files in `folder`: an emulated one, or one with the model there."""
+    questions = {"source": "jsonl", "path": str(folder / QUESTIONS), "task": "chain_sum"}
     settings: dict[str, Any] = {
         "run": {"name": RUN, "folder": str(folder)},
-        "prompts": {"source": "synthetic"},
+        "prompts": questions if with_model else {"source": "synthetic"},
         "relay": {"store": store, "token_file": str(folder / TOKEN)},
         "trainer": {"optimizer_steps": GOAL},
         **({"model": {"path": str(folder / "model")}} if with_model else {"rollout": {"engine": "emulated"}}),
@@ -341,28 +360,24 @@ def manifest(version: PolicyVersion, specs: tuple[TensorSpec, ...]) -> WeightVer
     )
 
 
-def commit(config: Config, role: str, session: Session, versions: int) -> None:
-    """Commit for a role the state after all its work: every input and ledger read to the end."""
-    newest = f"1.{versions - 1}"
-    state: dict[str, dict[str, Any]] = {
-        "placement": {"manifests": [newest, False, versions - 1], "lease": 1},
-        "rollout": {"versions": [newest]},
-        "experience": {"newest": newest, "batch": versions},
-        "trainer": {"published": versions - 1, "trained": {"offsets": [0], "number": versions, "published": newest}},
-        "evaluation": {"evaluated": [0, versions - 1, None, False], "newest": [newest, False]},
-    }
-    with admin_client(config.kafka.client()) as admin:
-        names = {name for name, *_ in [*session.config.ledger, *session.positions()]}
-        found = end_offsets(admin, sorted(names)) if names else {}
-        ends = {Partition(*where): end for where, end in found.items()}
-    positions = {partition: ends[partition] for partition in session.positions()}
-    if role == "trainer":
-        state[role]["trained"]["offsets"] = [ends[Partition(BATCHES.name(RUN), 0)]]
+def commit(
+    role: str, session: Session, end: RunEnd, before: Mapping[Partition, int], after: Mapping[Partition, int]
+) -> None:
+    """Commit for a role the note that it has at the end of the run. `before` and `after` are the ends of its topics
+    without and with the last groups: every input is read to its end, but what a start reads again.
+    """
+    positions = {place: after[place] for place in session.positions()}
+    again = begins_of(before, RUN, READ_AGAIN.get(role, ()))
+    positions |= {place: offset for place, offset in again.items() if place in positions}
     relay = Partition(RELAY.name(RUN), 0)
     if role in ("relay", "trainer") and relay in positions:
-        positions[relay] = max(0, ends[relay] - HELD_VERSIONS)
-    ledger = {f"{where.topic}:{where.partition}": ends[where] for where in session.config.ledger}
-    session.commit([], positions, ledger, state.get(role, {}))
+        positions[relay] = max(0, after[relay] - HELD_VERSIONS)
+    state = end.state(role, lambda topic: after[Partition(topic.name(RUN), 0)])
+    if role == "trainer":
+        trained = {"offsets": [after[Partition(BATCHES.name(RUN), 0)]], "number": end.versions}
+        state = {"published": end.versions - 1, "trained": {**trained, "published": str(end.newest)}}
+    ledger = {f"{where.topic}:{where.partition}": before[where] for where in session.config.ledger}
+    session.commit([], positions, ledger, state)
 
 
 if __name__ == "__main__":
