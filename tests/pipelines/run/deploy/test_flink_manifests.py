@@ -18,7 +18,7 @@ from operators.io.sink import STUCK_S
 from pipelines.config import ConfigError, KafkaConfig
 from pipelines.run.deployment import plan_of
 
-VERSIONS = ("1.29", "1.34")
+VERSIONS = ("1.28", "1.34")
 
 
 def flink_file(folder: Path, name: str = "secured", more: str = "", actuator: str = BY_COMMAND) -> Path:
