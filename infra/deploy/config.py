@@ -46,7 +46,8 @@ class DeployConfig(CheckedSettings):
     shared_memory: str = "/dev/shm"
     """A machine's folder in memory, in which its relay, rollouts and trainer ranks share weights."""
     node_labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels of the machines for relays, rollouts and trainer ranks; each of these machines gets a relay."""
+    """Labels of the machines for relays, rollouts and trainer ranks; each of these machines gets a relay, and without
+    labels every machine, also one without GPUs."""
     tolerations: tuple[str, ...] = ("nvidia.com/gpu",)
     """Taints of these machines that their pods tolerate."""
     gpu_resource: str = "nvidia.com/gpu"

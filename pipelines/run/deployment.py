@@ -65,7 +65,13 @@ def plan_of(file: Path, changes: tuple[str, ...] = ()) -> DeploymentPlan:
         topics=[topic_spec(config, topic) for topic in CATALOGUE.values()],
         acls=role_acls(config.run.name, pipelines_of(config)),
     )
-    notes = (_missing_model(config), _few_copies(config), _agents_elsewhere(config), _no_compose_file(plan))
+    notes = (
+        _missing_model(config),
+        _few_copies(config),
+        _relays_everywhere(plan),
+        _agents_elsewhere(config),
+        _no_compose_file(plan),
+    )
     return replace(plan, note="\n".join(filter(None, notes)))
 
 
@@ -86,6 +92,17 @@ def _few_copies(config: Config) -> str:
     return (
         f"kafka.replication_factor is {config.kafka.replication_factor}: topics get no min.insync.replicas, so the "
         f"loss of a broker may lose records; with {REPLICAS} brokers set {REPLICAS} (compose.yaml has one)"
+    )
+
+
+def _relays_everywhere(plan: DeploymentPlan) -> str:
+    """A note if machines without GPUs get a relay, too: relays request none. Else empty."""
+    if not plan.gpus or plan.deploy.node_labels:
+        return ""
+    return (
+        "deploy.node_labels is empty: on Kubernetes every machine gets a relay, with the weights in its memory, "
+        "even one without GPUs; name the labels of the machines with GPUs, such as "
+        '{ "nvidia.com/gpu.present" = "true" } of NVIDIA\'s GPU operator'
     )
 
 

@@ -15,7 +15,7 @@ from pipelines.config import ConfigError
 from pipelines.run.deployment import files_of, plan_of, units_of
 from schemas.topics import CATALOGUE
 
-VERSIONS = ("1.29", "1.34")
+VERSIONS = ("1.28", "1.34")
 CUSTOM = {"ServiceMonitor", "KafkaTopic", "KafkaUser", "FlinkDeployment"}
 
 
@@ -137,6 +137,14 @@ def test_pods_on_gpus_are_on_the_machines_for_them(tmp_path: Path) -> None:
     assert "affinity" not in by_role["rollout"]
     (spread,) = by_role["rollout"]["topologySpreadConstraints"]
     assert spread["labelSelector"]["matchLabels"] == {**labels, "laminar/role": "rollout"}
+
+
+def test_note_says_that_machines_without_gpus_get_relays(tmp_path: Path) -> None:
+    """A relay requests no GPU, so only labels keep its pods, with all weights, from the other machines."""
+    note = plan_of(run_file(tmp_path, "secured"), ("deploy.node_labels={}",)).note
+    assert "deploy.node_labels is empty: on Kubernetes every machine gets a relay" in note
+    for name in ("secured", "example", "emulated"):  # the first has labels, the others no GPUs
+        assert "node_labels" not in plan_of(run_file(tmp_path, name)).note, name
 
 
 def test_shards_are_pods_of_one_workload(tmp_path: Path) -> None:
