@@ -107,12 +107,13 @@ requirements:  ## compile the pinned requirements; every extra must have a solut
 	for extra in $(EXTRAS); do $(COMPILE) --extra $$extra pyproject.toml >/dev/null || exit 1; done
 
 IMAGE ?= laminar:latest
-image:  ## build the image of all roles with docker: IMAGE=name, ARGS="--build-arg ..."
-	docker build -t $(IMAGE) $(ARGS) .
+ENGINE ?= docker
+image:  ## build the image of all roles: IMAGE=name, ENGINE=podman, ARGS="--build-arg ..."
+	$(ENGINE) build -t $(IMAGE) $(ARGS) .
 
 TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements.txt)
 image-cpu:  ## the same for machines without GPUs, without CUDA's libraries
-	docker build -t $(IMAGE) --build-arg EXTRA_INDEX=https://download.pytorch.org/whl/cpu \
+	$(ENGINE) build -t $(IMAGE) --build-arg EXTRA_INDEX=https://download.pytorch.org/whl/cpu \
 		--build-arg TORCH=torch==$(TORCH)+cpu $(ARGS) .
 
 sbom: $(READY)  ## software bill of materials (CycloneDX) and NOTICE with every licence
