@@ -71,7 +71,7 @@ class DeployConfig(CheckedSettings):
     cluster, and of the machine of a compose file (`laminar agents play`)."""
     flink_slots: NonNegativeInt = 0
     """Write a FlinkDeployment for the Flink operator with so many task managers of one slot, each with a pool of
-    workers beside it, for `laminar submit data-plane --runner flink`; 0: none."""
+    workers beside it, and a Deployment that submits the data plane as a job of all of them; 0: none."""
     flink_operator_namespace: str = ""
     """Where the Flink operator runs, which network policies let connect to Flink; empty: in `namespace`."""
     prometheus: bool = False

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import apache_beam as beam
 import pytest
+from apache_beam.pipeline import AppliedPTransform
 from unrun_pipelines import unrun_pipeline
 
+from infra.deploy.config import DeployConfig
+from infra.deploy.kubernetes.pods import submitter_pod
+from infra.deploy.plan import DeploymentPlan
 from infra.runners import run
 from infra.runners.flink_slots import default_key_groups, subtask_of
 from infra.runners.options import RunnerName
 from operators.io.read_branches import ReadBranches
-from operators.io.read_topics import flink_keys, sources_of
+from operators.io.read_topics import sources_of
 from pipelines.config import Config, parse_config
 from pipelines.roles import ALL_SHARDS, DATA_PLANE, flink_options, graph_of, job_name, run_process, submitted_process
 
@@ -40,6 +45,18 @@ def built(config: Config, name: str, runner: RunnerName, *options: str) -> beam.
     return pipeline
 
 
+def parts_of(graph: beam.Pipeline, kind: type[beam.PTransform]) -> list[AppliedPTransform]:
+    """The parts of `graph` whose transform is of `kind`."""
+
+    def below(part: AppliedPTransform) -> Iterator[AppliedPTransform]:
+        if isinstance(part.transform, kind):
+            yield part
+        for each in part.parts:
+            yield from below(each)
+
+    return list(below(graph.transforms_stack[0]))
+
+
 def test_data_plane_has_every_role_that_needs_no_machine() -> None:
     roles = {role.pipeline: role.index for role in submitted_process(config_of(2, emulated=False), DATA_PLANE).roles}
     expected = {"prompts": 0, "placement": 0, "score": ALL_SHARDS, "experience": ALL_SHARDS, "evaluation": 0}
@@ -55,15 +72,28 @@ def test_shards_of_a_role_share_its_partitions(role: str) -> None:
     assert [shard.shard for shard in source.shards] == [0, 1, 2]
 
 
-def test_data_plane_spreads_its_shards_over_all_subtasks() -> None:
-    graph = built(config_of(2), DATA_PLANE, "FlinkRunner", "--parallelism=3")  # type: ignore[arg-type]
-    sources = list(sources_of(graph.transforms_stack[0]))
-    assert [len(source.shards) for source in sources] == [1, 1, 2, 2]
-    keys, first = [], 0
-    for source in sources:
-        keys += flink_keys([shard.group for shard in source.shards], first, 3, -1)
-        first += len(source.shards)
-    assert [subtask_of(key, 3, default_key_groups(3)) for key in keys] == [0, 1, 2, 0, 1, 2]
+@pytest.mark.parametrize(
+    ("shards", "slots", "subtasks"), [(2, 3, [0, 1, 2, 0, 1, 2]), (1, 3, [0, 1, 2, 0]), (1, 4, [0, 1, 2, 3])]
+)
+def test_data_plane_spreads_its_shards_over_all_subtasks(shards: int, slots: int, subtasks: list[int]) -> None:
+    """With as many subtasks as slots, as the Deployment of a data plane sets, also more than a role has shards."""
+    pod = submitter_pod(DeploymentPlan("first", "", (), DeployConfig(flink_slots=slots)), "flink:8081")
+    words = pod["spec"]["containers"][0]["command"]
+    graph = built(config_of(shards), DATA_PLANE, "FlinkRunner", *words[words.index("--") + 1 :])  # type: ignore[arg-type]
+    assert [len(source.shards) for source in sources_of(graph.transforms_stack[0])] == [1, 1, shards, shards]
+    keys = [key for part in parts_of(graph, beam.Create) for key in part.transform.values]
+    assert [subtask_of(key, slots, default_key_groups(slots)) for key in keys] == subtasks
+
+
+def test_portable_runner_gets_a_reshuffle_of_the_shards() -> None:
+    graph = built(config_of(3), "score", "PortableRunner")  # type: ignore[arg-type]
+    (shards,) = parts_of(graph, beam.Create)
+    assert len(shards.transform.values) == 3
+    (reshuffle,) = parts_of(graph, beam.Reshuffle)
+    assert reshuffle.full_label.startswith(shards.full_label)
+    (poll,) = (part for part in parts_of(graph, beam.ParDo) if part.full_label.endswith("/poll"))
+    assert poll.inputs == tuple(shards.outputs.values())
+    assert not parts_of(built(config_of(3), "score", "FlinkRunner"), beam.Reshuffle)  # type: ignore[arg-type]
 
 
 def test_embedded_runner_reads_all_shards_by_one_source() -> None:

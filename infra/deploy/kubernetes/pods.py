@@ -127,7 +127,9 @@ def worker_pool_pod(plan: DeploymentPlan) -> dict[str, Any]:
 def submitter_pod(plan: DeploymentPlan, master: str) -> dict[str, Any]:
     """The pod that submits the data plane to the Flink at `master`; it ends when the job is lost."""
     where = [f"--flink_master={master}", "--environment_type=EXTERNAL", f"--environment_config=localhost:{POOL_PORT}"]
-    command = ["laminar", "submit", DATA_PLANE, CONFIG, "--runner", "flink", "--", *where]
+    # The default is the largest number of shards: further slots would stay idle, and roles would share workers.
+    options = [*where, f"--parallelism={plan.deploy.flink_slots}"]
+    command = ["laminar", "submit", DATA_PLANE, CONFIG, "--runner", "flink", "--", *options]
     pod = _data_plane_pod(plan, DATA_PLANE, command)
     pod["metadata"]["labels"][SUBMITS_TO] = plan.run
     unit = Unit(DATA_PLANE, memory_gib=math.ceil((HEAP_MB + _BESIDE_HEAP_MB) / 1024))

@@ -119,10 +119,11 @@ def test_data_plane_is_one_job_that_a_deployment_submits(tmp_path: Path) -> None
         >= {"laminar/submits-to": "big-run", **spec["selector"]["matchLabels"]}.items()
     )
     (container,) = pod["spec"]["containers"]
-    assert container["command"][-3:] == [
+    assert container["command"][-4:] == [
         f"--flink_master={flink['metadata']['name']}-rest:8081",
         "--environment_type=EXTERNAL",
         "--environment_config=localhost:50000",
+        f"--parallelism={flink['spec']['taskManager']['replicas']}",
     ]
     pool = flink["spec"]["taskManager"]["podTemplate"]["spec"]
     assert pod["spec"]["volumes"] == pool["volumes"]
