@@ -27,6 +27,7 @@ from infra.runners.flink_jars import BEAM, FLINK, HEAP_MB, JARS
 from infra.runners.flink_jobs import EMBEDDED, POLL_S, UnsupportedFlink, read_value, sole_job
 from infra.runners.local_server import ALLOW_VARIABLE, running_server
 from infra.runners.loopback import loopback_command
+from infra.runners.options import ALLOW_UNTESTED
 from infra.runners.stopping import STOPPING
 
 log = logging.getLogger(__name__)
@@ -116,28 +117,42 @@ def check_cluster(master: str) -> None:
     raise UnsupportedFlink(
         f"the cluster at {master} has Flink {version!r}; the job server here is of Beam {BEAM} for Flink "
         f"{FLINK}: use a cluster of Flink {FLINK}, or your own job server for that version "
-        f"(-- --job_endpoint=HOST:PORT, or --flink_job_server_jar=FILE)"
+        f"(-- --job_endpoint=HOST:PORT, or --flink_job_server_jar=FILE, with {ALLOW_UNTESTED}=1)"
     )
 
 
-def warn_of_other_beam(jar: str) -> None:
-    """Warn if the name of a user's job server, the file `jar`, says that it is of another Beam than this one's.
+def check_job_server(jar: str | None) -> None:
+    """Check that a user's job server, the file `jar`, is of the tested pair of Beam and Flink, as its name says.
 
-    Only the pair of our job server was tried. A job server that was started elsewhere does not tell its version.
+    Raises UnsupportedFlink with both versions, unless ALLOW_UNTESTED is set. A warning says that the versions are
+    unknown: of a file with another name, and of a job server that was started elsewhere (no `jar`).
     """
-    named = _JOB_SERVER_JAR.search(jar)
-    if named and named["beam"] != beam.__version__ and (named["flink"], named["beam"]) != (FLINK, BEAM):
+    named = _JOB_SERVER_JAR.search(jar or "")
+    if named is None:
         log.warning(
-            "%s is of Beam %s, but the pipeline is of Beam %s: this pair was not tried, use the job server of Beam %s",
-            *(named[0], named["beam"], beam.__version__, beam.__version__),
+            "the job server is not Laminar's: its versions of Beam and Flink are unknown, and not compared with Beam "
+            "%s here",
+            beam.__version__,
         )
+    elif (named["flink"], named["beam"]) != (FLINK, BEAM):
+        _reject_untested(f"{named[0]} is of Beam {named['beam']} for Flink {named['flink']}")
+
+
+def _reject_untested(server: str) -> None:
+    reason = (
+        f"{server}, the pipeline is of Beam {beam.__version__}: this pair was not tested, only a job server of Beam "
+        f"{BEAM} for Flink {FLINK} was"
+    )
+    if not os.environ.get(ALLOW_UNTESTED):
+        raise UnsupportedFlink(f"{reason}. Use that one on a cluster of Flink {FLINK}, or set {ALLOW_UNTESTED}=1")
+    log.warning("%s", reason)
 
 
 def check_own_server(master: str, jar: str | None) -> None:
     """Check that the Flink at `master` has the version that the name of a job server's file, `jar`, says.
 
-    A job server that was started elsewhere (no `jar`) does not tell its versions: a warning names the cluster's if Beam
-    has none for it. Raises UnsupportedFlink with both versions.
+    One whose version is unknown must be on a cluster of the tested Flink. Raises UnsupportedFlink with both versions;
+    if ALLOW_UNTESTED is set, an untested Flink is a warning, which says if Beam has no job server for it.
     """
     version = _version(master)
     named = _JOB_SERVER_JAR.search(jar or "")
@@ -146,8 +161,11 @@ def check_own_server(master: str, jar: str | None) -> None:
             f"the cluster at {master} has Flink {version!r}; {named[0]} is of Beam {named['beam']} for Flink "
             f"{named['flink']}: use a cluster of Flink {named['flink']}, or the job server for the cluster's version"
         )
+    if named or _is_release(version, FLINK):
+        return
+    _reject_untested(f"the cluster at {master} has Flink {version!r}")
     published = FlinkRunnerOptions.PUBLISHED_FLINK_VERSIONS
-    if not named and not any(_is_release(version, each) for each in published):
+    if not any(_is_release(version, each) for each in published):
         log.warning(
             "the cluster at %s has Flink %r; Beam %s has job servers for Flink %s",
             *(master, version, beam.__version__, ", ".join(published)),
@@ -189,6 +207,25 @@ def check_capacity(master: str, parallelism: int) -> None:
             )
         if STOPPING.wait(POLL_S):
             return
+
+
+def workers_for_slots(master: str, given: int | None) -> list[str]:
+    """The option with which each task manager of the Flink at `master` has a worker for each of its slots.
+
+    A worker is a process; Beam's default is one for all slots of a task manager. None is added if there are no task
+    managers yet, or the user has `given` a number; a warning has the numbers if shards may share a worker. Raises
+    UnsupportedFlink if no Flink responds.
+    """
+    managers = read_value(master, "/taskmanagers", "taskmanagers")
+    slots = max((each.get("slotsNumber", 0) for each in managers), default=0)
+    if slots > 1:
+        log.warning(
+            "task managers of the cluster at %s have up to %d slots, and %d workers each, to which Flink deals steps "
+            "in turns: shards of a role may share one. Give each task manager one slot%s",
+            *(master, slots, slots if given is None else given),
+            "" if given is None or given >= slots else f", or set --sdk_worker_parallelism={slots}",
+        )
+    return [f"--sdk_worker_parallelism={slots}"] if slots > 1 and given is None else []
 
 
 if __name__ == "__main__":

@@ -11,9 +11,11 @@ from typing import Literal, get_args
 
 RunnerName = Literal["embedded", "prism", "flink", "portable"]
 RUNNERS: tuple[RunnerName, ...] = get_args(RunnerName)
+ALLOW_UNTESTED = "LAMINAR_ALLOW_UNTESTED_FLINK"
+"""Environment variable: if it is set, an untested pair of Beam and Flink is a warning instead of an error."""
 FLINK_VERSION_UNUSED = (
     "--flink_version has no effect: a job server is of one version of Flink. Leave it out; for a cluster of another "
-    "version than Laminar's pass --job_endpoint=HOST:PORT or --flink_job_server_jar=FILE"
+    f"version than Laminar's pass --job_endpoint=HOST:PORT or --flink_job_server_jar=FILE, with {ALLOW_UNTESTED}=1"
 )
 """Beam reads that option only where it downloads a job server itself."""
 

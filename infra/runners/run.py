@@ -118,9 +118,24 @@ def _options(runner: RunnerName, beam_options: Sequence[str]) -> Iterator[list[s
         options.append(f"--job_name={numbered(given or f'laminar-{uuid.uuid4().hex[:12]}')}")  # the last is used
     reject_exposed_options(runner, options)
     with local_job_server(runner, options) as endpoint:
-        named = [*options, f"--job_endpoint={endpoint}"] if endpoint else options
+        named = [*options, *([f"--job_endpoint={endpoint}"] if endpoint else []), *_worker_options(runner, options)]
         with local_worker_pool(named) as complete:
             yield complete
+
+
+def _worker_options(runner: RunnerName, options: Sequence[str]) -> list[str]:
+    """The number of workers of a task manager, if the steps run beside those of a Flink cluster whose address is known.
+
+    Raises UnsupportedFlink, and ValueError for a given number that is none.
+    """
+    read = PipelineOptions(list(options))
+    master = read.view_as(FlinkRunnerOptions).flink_master
+    if runner != "flink" or master in EMBEDDED or not _has_steps_elsewhere(runner, options):
+        return []
+    from infra.runners.flink import workers_for_slots
+
+    given = int(read.view_as(PortableOptions).sdk_worker_parallelism)
+    return workers_for_slots(master, given if "sdk_worker_parallelism" in option_names(options) else None)
 
 
 def _has_steps_elsewhere(runner: RunnerName, beam_options: Sequence[str]) -> bool:
@@ -159,16 +174,12 @@ def local_job_server(runner: RunnerName, options: Sequence[str]) -> AbstractCont
         from infra.runners.flink import running_flink
 
         return running_flink(log.info, flink.flink_master, flink.parallelism, job)
-    from infra.runners.flink import check_own_server, slots_for, warn_of_other_beam
+    from infra.runners.flink import check_job_server, check_own_server, slots_for
 
-    warn_of_other_beam(flink.flink_job_server_jar or "")
+    check_job_server(flink.flink_job_server_jar)
     if flink.flink_master not in EMBEDDED:
         check_own_server(flink.flink_master, flink.flink_job_server_jar)
         return slots_for(flink.flink_master, flink.parallelism, job)
-    log.info(
-        "the job server is not Laminar's: its versions of Beam and Flink are not compared with Beam %s here",
-        beam.__version__,
-    )
     return _job_of_unknown_cluster(job) if _has_steps_elsewhere(runner, options) else nullcontext()
 
 

@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import apache_beam as beam
 import pytest
-from apache_beam.options.pipeline_options import FlinkRunnerOptions, PipelineOptions
+from apache_beam.options.pipeline_options import FlinkRunnerOptions, PipelineOptions, PortableOptions
 
 from infra.kafka.broker import free_port
-from infra.runners import flink
+from infra.runners import flink, flink_jobs, run
 from infra.runners.flink import check_capacity, check_cluster, check_own_server, running_flink
 from infra.runners.flink_jars import BEAM, FLINK
 from infra.runners.flink_jobs import UnsupportedFlink
 from infra.runners.local_server import ALLOW_VARIABLE
+from infra.runners.options import ALLOW_UNTESTED
 from infra.runners.run import local_job_server, run_pipeline
 
 
 @contextmanager
-def cluster(body: bytes, slots: bytes = b"") -> Iterator[str]:
-    """The address of a REST interface that answers `/config` with `body`, and `/overview` with `slots`."""
+def cluster(body: bytes, slots: bytes = b"", managers: Sequence[int] = ()) -> Iterator[str]:
+    """The address of a REST interface that answers `/config` with `body`, and `/overview` with `slots`; `managers` are
+    the slots of each task manager."""
+    listed = json.dumps({"taskmanagers": [{"id": "t", "slotsNumber": each, "freeSlots": 0} for each in managers]})
+    replies = {
+        "/config": body,
+        "/overview": slots,
+        "/taskmanagers": listed.encode(),
+        "/jobs/overview": b'{"jobs": []}',
+    }
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            replies = {"/config": body, "/overview": slots, "/jobs/overview": b'{"jobs": []}'}
             self.send_response(200 if self.path in replies else 404)
             self.end_headers()
             self.wfile.write(replies.get(self.path, b""))
@@ -68,7 +76,7 @@ def test_cluster_of_the_job_servers_version_is_accepted(
 def test_cluster_of_another_version_is_rejected_with_both(version: object) -> None:
     with cluster(config(version)) as address, pytest.raises(UnsupportedFlink) as rejected:
         check_cluster(address)
-    for part in (address, str(version), "Beam 2.70.0 for Flink 1.19", "--job_endpoint"):
+    for part in (address, str(version), "Beam 2.70.0 for Flink 1.19", "--job_endpoint", ALLOW_UNTESTED):
         assert part in str(rejected.value)
 
 
@@ -111,17 +119,19 @@ def test_cluster_without_slots_is_accepted_with_a_warning(caplog: pytest.LogCapt
 
 
 def test_versions_of_a_users_job_server_are_not_compared(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    with local_job_server("flink", ["--job_endpoint=jobs:8099"]) as endpoint:
-        assert endpoint is None
-    (line,) = caplog.messages
-    assert line.endswith(f"are not compared with Beam {beam.__version__} here")
+    for given in ("--job_endpoint=jobs:8099", "--flink_job_server_jar=/jars/mine.jar"):
+        with local_job_server("flink", [given]) as endpoint:
+            assert endpoint is None
+        (line,) = caplog.messages
+        caplog.clear()
+        assert line.endswith(f"are unknown, and not compared with Beam {beam.__version__} here")
 
 
 def test_job_server_by_file_must_have_the_clusters_flink(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(ALLOW_VARIABLE, "1")
+    monkeypatch.setenv(ALLOW_UNTESTED, "1")
     jar = tmp_path / "beam-runners-flink-1.20-job-server-2.65.0.jar"
     jar.touch()
     with cluster(config("1.19.3")) as address:
@@ -135,20 +145,78 @@ def test_job_server_by_file_must_have_the_clusters_flink(
 
 
 @pytest.mark.parametrize(
-    ("name", "warned"),
+    ("server_flink", "server_beam"), [("1.20", "2.65.0"), (FLINK, "2.65.0"), ("2.2", BEAM), ("2.2", beam.__version__)]
+)
+def test_job_server_of_an_untested_pair_is_refused(
+    server_flink: str, server_beam: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    jar = f"beam-runners-flink-{server_flink}-job-server-{server_beam}.jar"
+    with pytest.raises(UnsupportedFlink) as refused:
+        local_job_server("flink", [f"--flink_job_server_jar=/jars/{jar}"])
+    reason = f"{jar} is of Beam {server_beam} for Flink {server_flink}, the pipeline is of Beam {beam.__version__}: "
+    assert str(refused.value).startswith(reason)
+    assert str(refused.value).endswith(f"set {ALLOW_UNTESTED}=1")
+    monkeypatch.setenv(ALLOW_UNTESTED, "1")
+    with local_job_server("flink", [f"--flink_job_server_jar=/jars/{jar}"]):
+        pass
+    (line,) = caplog.messages
+    assert line.startswith(reason)
+
+
+def test_job_server_of_the_tested_pair_is_accepted(caplog: pytest.LogCaptureFixture) -> None:
+    with local_job_server("flink", [f"--flink_job_server_jar=/jars/beam-runners-flink-{FLINK}-job-server-{BEAM}.jar"]):
+        pass
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("jar", [None, "/jars/mine.jar"])
+def test_untested_flink_of_an_own_server_is_refused(
+    jar: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever Beam the job server is of."""
+    with cluster(config("1.19.2")) as address:
+        check_own_server(address, jar)
+    with cluster(config("1.14.6")) as address:
+        reason = f"the cluster at {address} has Flink '1.14.6', the pipeline is of Beam {beam.__version__}: this pair"
+        with pytest.raises(UnsupportedFlink, match=f"{reason} .*set {ALLOW_UNTESTED}=1"):
+            check_own_server(address, jar)
+        assert not caplog.messages
+        monkeypatch.setenv(ALLOW_UNTESTED, "1")
+        check_own_server(address, jar)
+    untested, unpublished = caplog.messages
+    assert untested.startswith(reason)
+    assert f"Beam {beam.__version__} has job servers for Flink 1.19, " in unpublished
+
+
+@pytest.mark.parametrize(
+    ("managers", "given", "workers", "warned"),
     [
-        ("beam-runners-flink-1.20-job-server-2.65.0.jar", True),
-        (f"beam-runners-flink-{FLINK}-job-server-2.65.0.jar", True),
-        (f"beam-runners-flink-2.2-job-server-{BEAM}.jar", True),
-        (f"beam-runners-flink-{FLINK}-job-server-{BEAM}.jar", False),
-        (f"beam-runners-flink-2.2-job-server-{beam.__version__}.jar", False),
-        ("mine.jar", False),
+        ([1, 1], "", 1, ""),
+        ([1, 4], "", 4, "up to 4 slots, and 4 workers each"),
+        ([4], "--sdk_worker_parallelism=2", 2, "or set --sdk_worker_parallelism=4"),
+        ([4], "--environment_type=LOOPBACK", 1, ""),
+        ([], "", 1, ""),
     ],
 )
-def test_job_server_of_another_beam_is_named(name: str, warned: bool, caplog: pytest.LogCaptureFixture) -> None:
-    with local_job_server("flink", [f"--flink_job_server_jar=/jars/{name}"]):
-        pass
-    assert [f"but the pipeline is of Beam {beam.__version__}: " in each for each in caplog.messages] == [True] * warned
+def test_flink_job_has_as_many_workers_as_slots(
+    managers: list[int],
+    given: str,
+    workers: int,
+    warned: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The workers of each task manager; steps in the submitting process have none."""
+    jobs: list[PipelineOptions] = []
+    monkeypatch.setattr(flink_jobs, "_APPEARS_S", 0.0)
+    monkeypatch.setattr(run, "wait_for_job_server", lambda options: jobs.append(options))  # the job is not submitted
+    with cluster(config(FLINK), overview(4, 4), managers) as address:
+        own = [f"--flink_master={address}", "--job_endpoint=localhost:1", "--environment_type=EXTERNAL"]
+        run_pipeline(lambda pipeline: None, "flink", [*own, *given.split()])
+    (options,) = jobs
+    assert int(options.view_as(PortableOptions).sdk_worker_parallelism) == workers
+    lines = [line for line in caplog.messages if "workers" in line]
+    assert [warned in line for line in lines] == [True] * bool(warned)
 
 
 @pytest.mark.parametrize("more", ["", " --job_endpoint=jobs:8099", " --flink_job_server_jar=mine.jar"])
@@ -161,18 +229,6 @@ def test_document_lists_the_pairs_of_beam_and_flink() -> None:
     text = (Path(__file__).parents[3] / "docs" / "deploy.md").read_text()
     assert f"| {BEAM} | {FLINK} |" in text
     assert f"| {beam.__version__} | {', '.join(FlinkRunnerOptions.PUBLISHED_FLINK_VERSIONS)} |" in text
-
-
-def test_cluster_without_a_published_job_server_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    with cluster(config("1.20.1")) as address:
-        check_own_server(address, None)
-        assert not caplog.messages
-    for jar in (None, "/jars/mine.jar"):
-        with cluster(config("1.14.6")) as address:
-            check_own_server(address, jar)
-        (line,) = caplog.messages
-        caplog.clear()
-        assert f"{address} has Flink '1.14.6'; Beam {beam.__version__} has job servers for Flink 1.19, " in line
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b"[]", b'{"flink-version"', b"1" * 100_000])
