@@ -24,6 +24,7 @@ def check_releases(submitted: dict[str, str]) -> None:
     if others:
         wrong = ", ".join(f"{name} {here[name]} instead of {version}" for name, version in others.items())
         raise OtherRelease(
-            f"the worker on {platform.node()} has {wrong}, which the job was submitted with: install the same "
-            "release on all machines, and start their worker pools again"
+            f"the worker on {platform.node()} has {wrong}, which the job was submitted with: stop the submission, "
+            "install one release on all machines, start their worker pools again, and submit again "
+            "(docs/operations.md, Upgrade)"
         )

@@ -17,5 +17,8 @@ def test_worker_of_another_release_is_refused() -> None:
     step.releases = {**installed(), "laminar-rl": "0.1.9"}
     with pytest.raises(OtherRelease) as refused:
         pickle.loads(pickle.dumps(step)).setup()
-    for part in ("instead of 0.1.9", installed()["laminar-rl"], platform.node()):
-        assert part in str(refused.value)
+    text = str(refused.value)
+    assert f"the worker on {platform.node()} has laminar-rl {installed()['laminar-rl']} instead of 0.1.9" in text
+    steps = ["stop the submission", "install one release on all machines", "start their worker pools", "submit again"]
+    assert sorted(steps, key=text.index) == steps
+    assert "docs/operations.md, Upgrade" in text
