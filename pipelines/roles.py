@@ -209,6 +209,10 @@ def run_process(
         beam_options = [named, *flink_options(config, process), *beam_options]  # of those given twice the last is used
     logging.getLogger(__name__).info("starting %s", process.name)
     with LIVENESS.reporting(alive_file(liveness_file(config.run_folder, process.name))):
+        if Role("trainer") in process.roles:  # rank 0, which has the model
+            from pipelines.run_files import publish_run_files
+
+            publish_run_files(replace(config, kafka=config.kafka.for_role("trainer")))
         run_pipeline(graph_of(config, process, runner), runner, beam_options, close_shards)
 
 

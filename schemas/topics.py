@@ -306,6 +306,19 @@ SCHEMAS = Topic(
     retention="newest",
 )
 
+RUN_FILES = Topic(
+    "run-files",
+    ("RunFilePart", "RunFiles"),
+    "file/part",
+    ("trainer",),
+    (),
+    "the settings and the model's small files, read by `laminar submit rollout` and `relay` on hosts that have neither",
+    transactional=False,
+    retention="newest",
+)
+ALL_FILES = "files"
+"""The key of the list of all files on the topic `run-files`; all other keys are parts of files."""
+
 CATALOGUE: Mapping[str, Topic] = {
     topic.short_name: topic
     for topic in (
@@ -331,6 +344,7 @@ CATALOGUE: Mapping[str, Topic] = {
         RESTORE,
         TRIM_POINTS,
         SCHEMAS,
+        RUN_FILES,
     )
 }
 

@@ -264,6 +264,8 @@ SAMPLES: dict[type, object] = {
         ),
         r.RecordSchema("Sums/2", "arrow", (r.SchemaField("answer", "int64", True),), b"\x00\xff"),
         r.RunRelease("0.2.0"),
+        r.RunFilePart("tokenizer.json", 1, "ab" * 32, b"\x00\xff"),
+        r.RunFiles(("config.toml", "tokenizer.json"), (812, 524_290), ("cd" * 32, "ab" * 32), 1_700_000_001_280),
         r.CommitNote("laminar.a.score.0", '[3,{"laminar.a.experiences:0":5},{}]', 1_700_000_001_000),
     )
 }

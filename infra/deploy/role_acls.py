@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from infra.kafka.acls import Acl
-from schemas.topics import CATALOGUE, CONTROL, EXPERIENCES, INBOX, RELAY, REPLICAS, SCHEMAS, group_name, run_prefix
+from schemas.topics import (
+    CATALOGUE,
+    CONTROL,
+    EXPERIENCES,
+    INBOX,
+    RELAY,
+    REPLICAS,
+    RUN_FILES,
+    SCHEMAS,
+    group_name,
+    run_prefix,
+)
 
 EVERYBODY = "every pipeline"
 PEOPLE = "people"
@@ -18,6 +29,8 @@ ENDS_RUN = "prompts"
 """The role that draws the last question of a run, and ends it once nothing is left to train: it observes all roles."""
 OBSERVED = (RELAY, REPLICAS, EXPERIENCES)
 """What it reads for this, beside its own topics."""
+JOINING = ("rollout", "relay")
+"""The roles that may join a run by Kafka's address alone, and read its settings there."""
 
 
 def role_acls(run: str, roles: Iterable[str]) -> list[Acl]:
@@ -37,7 +50,7 @@ def _role_acls(run: str, role: str) -> Iterator[Acl]:
     for topic in CATALOGUE.values():
         if {role, EVERYBODY} & set(topic.producers):  # at a start a role reads back what it wrote
             yield Acl(role, "topic", topic.name(run), False, ("Read", "Write"))
-        elif role in topic.consumers:
+        elif role in topic.consumers or (topic == RUN_FILES and role in JOINING):
             yield Acl(role, "topic", topic.name(run), False, ("Read",))
     yield from _own_group_and_id(run, role, prefix=group_name(run, role).removesuffix("0"))
     if role in FENCED_ROLES:

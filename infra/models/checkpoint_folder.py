@@ -103,8 +103,13 @@ def save_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path
 
 def require_weights(path: Path) -> None:
     """Raise FileNotFoundError unless folder `path` has a config and weights."""
-    _require_file(path, "config.json", ("config.json",))
+    require_config(path)
     _require_file(path, "weights", _WEIGHTS)
+
+
+def require_config(path: Path) -> None:
+    """Raise FileNotFoundError unless folder `path` has a config."""
+    _require_file(path, "config.json", ("config.json",))
 
 
 def _require_file(path: Path, what: str, names: tuple[str, ...]) -> None:

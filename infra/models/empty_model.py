@@ -16,8 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from infra.json_text import decode_json
-from infra.models.checkpoint_folder import require_weights
+from infra.models.checkpoint_folder import require_config, require_weights
 from infra.models.checkpoint_names import checkpoint_tensors
+from infra.models.config_files import is_without_weights
 from infra.models.local_part import local_part
 from infra.models.stored_tensors import StoredTensors, model_tensors
 from infra.models.weights import distinct_tensors
@@ -26,9 +27,10 @@ from infra.models.weights import distinct_tensors
 def empty_model(folder: Path) -> PreTrainedModel:
     """The causal language model of folder `folder`, float32, in evaluation mode, with parameters on the meta device.
 
+    The folder may be without weights on purpose, see `is_without_weights`.
     Raises FileNotFoundError naming the missing file, ValueError if the config is not one of a causal language model.
     """
-    require_weights(folder)
+    (require_config if is_without_weights(folder) else require_weights)(folder)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         with _parameters_on_meta():
@@ -70,6 +72,22 @@ def allocate(module: nn.Module, device: torch.device, dtype: torch.dtype = torch
                 setattr(each, name, made[id(parameter)])
         for name, buffer in each.named_buffers(recurse=False):
             each._buffers[name] = buffer.to(device)
+
+
+def draw_weights(model: PreTrainedModel) -> None:
+    """Fill the parameters of `model` with values, the same each time, of a size with which it computes finite logits.
+
+    For an engine that has no weights until it loads its first version.
+    """
+    generators: dict[torch.device, torch.Generator] = {}
+    for parameter in model.parameters():
+        if parameter.device not in generators:
+            generators[parameter.device] = torch.Generator(parameter.device).manual_seed(0)
+        with torch.no_grad():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 0.02, generator=generators[parameter.device])
+            else:
+                parameter.fill_(1.0)
 
 
 def read_weights(

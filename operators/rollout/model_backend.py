@@ -11,7 +11,8 @@ import torch
 from infra.machine import visible_gpus
 from infra.models.chat import continuation
 from infra.models.checkpoint_folder import load_tokenizer
-from infra.models.empty_model import allocate, empty_model, read_weights
+from infra.models.config_files import is_without_weights
+from infra.models.empty_model import allocate, draw_weights, empty_model, read_weights
 from infra.models.sizes import context_length
 from infra.store.weight_store import WeightStore
 from infra.transport.kv_transfer import KVTransfers
@@ -102,7 +103,10 @@ class TransformersBackend(ModelBackend):
         try:
             model = empty_model(self.model)
             allocate(model, device, getattr(torch, self.config.weights_dtype))
-            read_weights(model, self.model)
+            if is_without_weights(self.model):
+                draw_weights(model)
+            else:
+                read_weights(model, self.model)
             return TransformersEngine(
                 model,
                 slots=slots,

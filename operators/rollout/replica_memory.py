@@ -11,7 +11,10 @@ import torch
 
 from infra.counted import counted
 from infra.memory import usable_memory
+from infra.models.config_files import is_without_weights
+from infra.models.empty_model import empty_model
 from infra.models.sizes import ELEMENT_BYTES, context_length, kv_values, readable_config, unsupported_features
+from infra.models.weights import named_tensors
 from infra.sizes import size_text
 from infra.store.weight_files import folder_tensors
 from operators.rollout.config import RolloutConfig
@@ -35,7 +38,10 @@ class ReplicaMemory:
     def of(cls, folder: Path, dtype: str) -> ReplicaMemory | None:
         """The memory of a replica of the model in `folder` in `dtype`; None if its files do not have the sizes."""
         try:
-            parameters = sum(prod(spec.shape) for spec, _ in folder_tensors(folder).values())
+            if is_without_weights(folder):
+                parameters = sum(tensor.numel() for _, tensor in named_tensors(empty_model(folder)))
+            else:
+                parameters = sum(prod(spec.shape) for spec, _ in folder_tensors(folder).values())
             return cls(parameters, kv_values(readable_config(folder)), dtype)
         except (ValueError, FileNotFoundError):  # a model of another kind; loading it reports what is missing
             return None

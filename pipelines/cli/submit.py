@@ -17,7 +17,7 @@ from infra.runners.role_logging import configure_logging
 from infra.terminal import print_wrapped
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import JsonOption
-from pipelines.cli.run import ConfigArgument, SetOption
+from pipelines.cli.run import SetOption
 from pipelines.distribution import LAMINAR
 from pipelines.inspect.run_files import SUBMITTED
 from pipelines.inspect.run_folders import run_command
@@ -49,7 +49,13 @@ def submit(
     pipeline: Annotated[
         str, typer.Argument(metavar="PIPELINE", help=f"One of {', '.join(ALL_PIPELINES)}, or {DATA_PLANE}.")
     ],
-    config: ConfigArgument,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG",
+            help="The run's configuration, a TOML file; for rollout and relay also kafka://HOST:PORT[,HOST:PORT…]/RUN.",
+        ),
+    ],
     changes: SetOption = None,
     index: Annotated[
         int | None,
@@ -85,7 +91,10 @@ def submit(
 ) -> Report | None:
     """Run one pipeline, or the data plane, in the foreground until it is stopped; SIGTERM and Ctrl-C drain it.
 
-    CONFIG must set the run's name, the brokers and the model, as runs/NAME/config.toml of a started run does. Pass
+    CONFIG must set the run's name, the brokers and the model, as runs/NAME/config.toml of a started run does. A relay
+    and rollouts on another host need no file of the run: with CONFIG as kafka://HOST:PORT/RUN its settings and its
+    tokenizer are read from Kafka, and the weights come from the relay. --set then gives what this host has of its own:
+    relay.token_file, the same token as on the others, and with TLS the files of docs/deploy.md. Pass
     Beam's own options after `--`. With --dry-run, exits with 1 if a requirement is missing. Manage detached pipelines
     with `laminar runs status`, `logs`, `stop`, `drain` and `resume`; `laminar runs stop --role ROLE` ends one for good.
     Exit code 2: the configuration cannot be used, so another start would fail again; also when the errors (score) or
@@ -102,6 +111,8 @@ def submit(
       laminar submit data-plane run.toml --runner flink -- --flink_master=localhost:8081 --parallelism=2
       laminar submit placement run.toml --dry-run --svg placement.svg
       laminar submit score run.toml --detach
+      laminar submit relay kafka://kafka:9092/first --machine gpu-7 --set relay.token_file=token
+      laminar submit rollout kafka://kafka:9092/first --replica 3 --set relay.token_file=token
     """
     if pipeline not in (*ALL_PIPELINES, DATA_PLANE):
         known = ", ".join((*ALL_PIPELINES, DATA_PLANE))
@@ -126,14 +137,9 @@ def submit(
     if not (dry_run or detach):  # before the imports, which take long
         remove_stale_report(os.environ)
     if group_size > 1:
-        raise typer.Exit(_group(context, pipeline, config, changes or [], index or 0, group_size, runner))
+        raise typer.Exit(_group(context, pipeline, source, changes or [], index or 0, group_size, runner))
     with ProgressPrinter(f"{pipeline}: loads the libraries", only_slow=True):
-        from pipelines.config import ConfigError, read_config
-
-        try:
-            draft = read_config(config, changes or [])
-        except ConfigError as error:
-            raise _cannot_run(error) from None
+        draft = _draft(source, pipeline, changes or [])
         loaded = draft.config
         if machine is not None:
             index = relay_of(machine)
@@ -144,7 +150,7 @@ def submit(
         if detach:  # before the larger imports: the role may be submitted already
             return _detached(draft, pipeline, index, runner, context.args, json)
         if dry_run:
-            return _outlined(draft, config, pipeline, index, runner, context.args, svg, json)
+            return _outlined(draft, Path(source), pipeline, index, runner, context.args, svg, json)
         from pipelines.run.submission.detached import in_foreground, record_foreground, refuse_submitted
 
         if loaded.run.name:
@@ -160,7 +166,7 @@ def submit(
             with ProgressPrinter(f"{pipeline}: loads the pipeline", only_slow=True):
                 for role in process.roles:
                     import_pipeline(role)
-            with claimed_store(loaded, process), guarded(loaded, config, process):
+            with claimed_store(loaded, process), guarded(loaded, Path(source), process):
                 run_process(loaded, process, runner, context.args)
     except Exception as error:
         detached = (loaded.run_folder / SUBMITTED / f"{process.name}.json").exists()
@@ -175,6 +181,19 @@ def submit(
     return None
 
 
+def _draft(source: str, pipeline: str, changes: list[str]) -> ConfigDraft:
+    """The configuration in file `source`, or of the run with that address."""
+    from pipelines.config import ConfigError, read_config
+    from pipelines.run.submission.joining import RunAddress, join_run
+
+    try:
+        if (address := RunAddress.of(source)) is not None:
+            return join_run(address, pipeline, changes, lambda line: print_escaped(line, err=True))
+        return read_config(Path(source), changes)
+    except ConfigError as error:
+        raise _cannot_run(error) from None
+
+
 def _cannot_run(error: Exception) -> typer.Exit:
     """Print `error`; the exit code by which a respawner or process manager does not start the role again."""
     text = "; ".join([str(error), *getattr(error, "__notes__", [])])
@@ -183,13 +202,13 @@ def _cannot_run(error: Exception) -> typer.Exit:
 
 
 def _group(
-    context: typer.Context, pipeline: str, config: Path, changes: list[str], index: int, size: int, runner: str
+    context: typer.Context, pipeline: str, source: str, changes: list[str], index: int, size: int, runner: str
 ) -> int:
     from pipelines.run.submission.group import run_group
 
     numbers = range(index * size, (index + 1) * size)
     options = [word for change in changes for word in ("--set", change)] + ["--runner", runner, "--", *context.args]
-    commands = [[*LAMINAR, "submit", pipeline, str(config), "--index", str(number), *options] for number in numbers]
+    commands = [[*LAMINAR, "submit", pipeline, source, "--index", str(number), *options] for number in numbers]
     return run_group(commands, numbers)
 
 

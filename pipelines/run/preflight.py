@@ -14,6 +14,7 @@ from pathlib import Path
 from infra.files import access_error
 from infra.listening import is_unspecified, port_problem
 from infra.machine import GATEWAY_URL
+from infra.models.config_files import is_without_weights
 from infra.models.demo_config import PHRASES
 from infra.models.sizes import adapter_parameters, parameter_count, unsupported_features
 from infra.sizes import size_text
@@ -140,6 +141,8 @@ def model_problems(config: Config) -> Iterator[str]:
         yield f"model.path: {folder} cannot be read ({denied})"
         return
     for what, names in MODEL_PARTS.items():
+        if what == "weights" and is_without_weights(folder):
+            continue
         if not any((folder / name).is_file() for name in names):
             yield f"model.path: {folder} has no {what} (none of {', '.join(names)})"
     own_learner = config.trainer.learner.name != BUILT_IN_LEARNER  # which has its own limits

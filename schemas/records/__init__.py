@@ -13,6 +13,7 @@ from schemas.records.plans import MoveOutcome, PlannedMove, RepackPlan, ReplicaL
 from schemas.records.progress import AssignmentRejected, NextOwner, Progress, TrajectoryClosed
 from schemas.records.prompts import Message, Prompt, Sampling
 from schemas.records.relays import RelayChain, RelayLink, RelayStatus
+from schemas.records.run_files import PART_BYTES, RunFilePart, RunFiles
 from schemas.records.scaling import ScalingDecision, ScalingOutcome
 from schemas.records.stage_groups import GroupPlan, RelayArrival, Stage, StageGroup, StageStatus
 from schemas.records.status import (
@@ -88,4 +89,6 @@ RECORDS: tuple[type, ...] = (
     Pause,
     ScalingDecision,
     ScalingOutcome,
+    RunFilePart,
+    RunFiles,
 )

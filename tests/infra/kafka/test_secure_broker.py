@@ -11,7 +11,7 @@ from kafka import KafkaProducer
 from kafka.errors import TopicAuthorizationFailedError
 from waiting import until
 
-from infra.deploy.role_acls import ENDS_RUN, OBSERVED, role_acls
+from infra.deploy.role_acls import ENDS_RUN, JOINING, OBSERVED, role_acls
 from infra.kafka.acls import Acl, acl_command, create_acls
 from infra.kafka.admin import TopicSpec, admin_client, create_topics, list_topics
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
@@ -24,7 +24,7 @@ from pipelines.cli.main import main
 from pipelines.roles import PIPELINES
 from schemas.codec import encode
 from schemas.records import Metric
-from schemas.topics import CATALOGUE, DEAD_LETTERS, EXPERIENCES, METRICS, RESTORE, TRAJECTORIES, group_name
+from schemas.topics import CATALOGUE, DEAD_LETTERS, EXPERIENCES, METRICS, RESTORE, RUN_FILES, TRAJECTORIES, group_name
 
 RUN = "first"
 
@@ -144,7 +144,9 @@ def test_acls_of_roles_match_the_catalogue() -> None:
         assert written == said
         read = {acl.name for acl in mine if "Read" in acl.operations}
         observed = OBSERVED if role == ENDS_RUN else ()
-        assert read == said | {t.name(RUN) for t in CATALOGUE.values() if role in t.consumers or t in observed}
+        assert read == said | {t.name(RUN) for t in CATALOGUE.values() if role in t.consumers or t in observed} | (
+            {RUN_FILES.name(RUN)} if role in JOINING else set()
+        )
     ids = {acl.user for acl in lists if acl.resource == "transactional-id" and ".rollout." in acl.name}
     assert ids == {"rollout", "placement"}
 

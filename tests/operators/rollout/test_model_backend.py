@@ -10,6 +10,7 @@ from record_factories import prompt, version
 from scripted_engine import ScriptedEngine, ScriptedWeights
 
 from infra.models.checkpoint_folder import load_model, save_folder
+from infra.models.config_files import read_config_files, write_without_weights
 from infra.models.demo import build_demo_model, build_demo_tokenizer
 from infra.models.demo_config import PHRASES, DemoModelConfig
 from infra.models.weights import weight_tensors
@@ -17,6 +18,8 @@ from operators.rollout.config import RolloutConfig
 from operators.rollout.engine import CannotGenerate
 from operators.rollout.model_backend import ModelBackend, TransformersBackend
 from operators.rollout.replica import Replica
+from operators.rollout.replica_memory import ReplicaMemory
+from operators.rollout.transformers_engine import TransformersEngine
 from schemas.columns import token_ids
 from schemas.records import Assignment, AssignmentRejected, Prompt, Trajectory
 
@@ -86,3 +89,20 @@ def test_model_that_no_start_could_run_is_a_permanent_error(config: RolloutConfi
     backend = TransformersBackend(config, tmp_path, tmp_path / "store")
     with pytest.raises(CannotGenerate, match=rf"cannot run the model in .* \(model\.path\): {reason}"):
         backend.engine()
+
+
+def test_backend_without_weight_files_loads_its_first_version(tmp_path: Path) -> None:
+    small = DemoModelConfig(hidden_size=32, layers=1, heads=2, kv_heads=1, mlp_size=48)
+    whole, folder = tmp_path / "whole", tmp_path / "without"
+    save_folder(*build_demo_model(small), whole)
+    write_without_weights(folder, read_config_files(whole))
+    memories = [ReplicaMemory.of(each, "float32") for each in (whole, folder)]
+    assert memories[0] == memories[1]
+    backend = TransformersBackend(RolloutConfig(slots=2, context=32), folder, tmp_path / "store")
+    engine = backend.engine()
+    assert engine.version is None
+    engine.load(whole / "model.safetensors", version(3))
+    assert isinstance(engine, TransformersEngine)
+    assert engine.direct
+    expected = weight_tensors(load_model(whole))
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weight_tensors(engine.model).items())
