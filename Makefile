@@ -189,9 +189,10 @@ agents-test: agents-env  ## openai, litellm, pydantic-ai and inspect-ai against 
 cgroup-test: $(READY)  ## the sandbox's tests in a virtual machine with cgroup v2 (Debian; 130 MB, about 20 minutes)
 	$(BIN)/python tests/infra/sandbox/virtual_machine.py $(ARGS)
 
-object-store-test: $(READY)  ## checkpoints and exports in S3Proxy, an S3-compatible server (55 MB, once per user)
+object-store-test: $(READY)  ## checkpoints, exports and copies of weights in S3Proxy, an S3-compatible server (55 MB, once per user)
 	LAMINAR_OBJECT_STORE=s3proxy $(BIN)/pytest tests/infra/test_storage.py \
-		tests/operators/trainer/test_remote_checkpoints.py tests/operators/export/test_remote_export.py $(ARGS)
+		tests/operators/trainer/test_remote_checkpoints.py tests/operators/export/test_remote_export.py \
+		tests/infra/store/test_object_tier.py tests/infra/transport/test_copies_in_object_store.py $(ARGS)
 
 # The vectors that the tests compare the trainer's losses with.
 verl-vectors: verl-env

@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -223,28 +224,31 @@ def measure(role: str, servers: str, folder: Path) -> dict[str, float]:
 
 
 def measure_start(role: str, config: Config) -> dict[str, float]:
+    """One start, with the numbers of records that it reads back and reads, and of its outputs."""
     shard, step = graph_of(config, role)
     if role == "evaluation":
         step = replace(step, questions=lambda: [QUESTION])
     source = ShardSource(shard)
-    folds = []
+    folds, counts = [], Counter[str]()
 
     def until_caught_up() -> None:
         element = source.next(wait=True)
         assert isinstance(element, Restored)
         folds.append(fold := step.restore(element))
+        counts["ledger"] = len(element.ledger)
         caught_up = False
         while not caught_up:
             polled = source.next(wait=not fold.busy())
             assert isinstance(polled, Polled)
-            fold.fold(polled)
+            counts["records"] += len(polled.records)
+            counts["outputs"] += len(fold.fold(polled))
             fold.checkpoint(polled.positions)
             caught_up = polled.caught_up
 
     measured = timed(until_caught_up)
     folds[0].close()
     source.close()
-    return measured
+    return measured | counts
 
 
 def timed(work: Callable[[], None]) -> dict[str, float]:
