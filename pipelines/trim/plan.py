@@ -99,9 +99,9 @@ def plan_trim(
     snapshot = snapshot_of(client, run, earlier, transaction_timeout_s)
     whole = fold_run(client, run, snapshot, before)
     audit = whole.audit()
-    if newest_trim_point(client, run) != earlier:  # the audit lacks the records that it has deleted
-        raise _trimmed_at_once(run)
     if not audit.passed:
+        if newest_trim_point(client, run) != earlier:  # the audit lacks the records that it has deleted
+            raise _trimmed_at_once(run)
         numbers = audit.numbers()
         raise TrimRefused(
             f"the audit of run {run} fails: {numbers['lost']} lost, {numbers['trained_twice']} trained twice (the "
