@@ -81,7 +81,12 @@ def export(config: Config, broker: Broker, folder: Path, trajectories: int, toke
     ExportFolder(folder, contents).close()
     with measured(broker) as cost:
         export_config = ExportConfig(folder, contents)
-        run_pipeline(partial(build, config=export_config, client=client), "embedded", (), close_shards)
+        run_pipeline(
+            partial(build, config=export_config, client=client, transaction_timeout_s=60.0),
+            "embedded",
+            (),
+            close_shards,
+        )
     proof = check_manifests(folder)
     log = sum(segment.stat().st_size for segment in (folder.parent / "kafka").rglob(f"{EXPERIENCES.name(run)}-*/*.log"))
     assert not verify(folder).problems

@@ -16,9 +16,11 @@ from operators.io.write_transactionally import WriteTransactionally
 from schemas.codec import record_type
 
 
-def build(pipeline: beam.Pipeline, config: ExportConfig, client: ClientProperties) -> None:
+def build(
+    pipeline: beam.Pipeline, config: ExportConfig, client: ClientProperties, transaction_timeout_s: float
+) -> None:
     """Consumes any topic, writes files. The committed offsets are for display only."""
-    source = shard_config(config, client)
+    source = shard_config(config, client, transaction_timeout_s)
     (
         pipeline
         | "read topic" >> ReadTopics(source)
@@ -28,7 +30,7 @@ def build(pipeline: beam.Pipeline, config: ExportConfig, client: ClientPropertie
     )
 
 
-def shard_config(config: ExportConfig, client: ClientProperties) -> ShardConfig:
+def shard_config(config: ExportConfig, client: ClientProperties, transaction_timeout_s: float) -> ShardConfig:
     """The shard_config: all partitions of the topic. Each folder has its own consumer group."""
     contents = config.contents
     columnar = all(record_type(kind).encoding == "arrow" for kind in contents.source.record_classes)
@@ -41,4 +43,5 @@ def shard_config(config: ExportConfig, client: ClientProperties) -> ShardConfig:
         start_positions=StartPositions(config, client),
         bounded=not config.follow,
         commit_s=5.0,
+        transaction_timeout_s=transaction_timeout_s,
     )

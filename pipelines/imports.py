@@ -13,9 +13,16 @@ from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
 
 
-def build(pipeline: beam.Pipeline, folder: StorageFolder, run: str, client: ClientProperties, partitions: int) -> None:
+def build(
+    pipeline: beam.Pipeline,
+    folder: StorageFolder,
+    run: str,
+    client: ClientProperties,
+    partitions: int,
+    transaction_timeout_s: float,
+) -> None:
     """Reads the dataset in `folder`; produces experiences and, at its end, metrics."""
-    source = ShardConfig(client, run, "import", bounded=True)
+    source = ShardConfig(client, run, "import", bounded=True, transaction_timeout_s=transaction_timeout_s)
     (
         pipeline
         | "poll" >> ReadTopics(source)

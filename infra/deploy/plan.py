@@ -135,13 +135,18 @@ class DeploymentPlan:
     def metrics_command(self) -> list[str]:
         """The command line of the exporter of the run's metrics to Prometheus, which audits the run, too."""
         serve = ["laminar", "metrics", "serve", "--run", self.run, "--host", "0.0.0.0", "--port", str(METRICS_PORT)]
-        audit = ["--audit-every", f"{self.audit_every_s:g}", "--transaction-timeout", f"{self.transaction_timeout_s:g}"]
+        audit = ["--audit-every", f"{self.audit_every_s:g}", *self._transaction_timeout()]
         return [*serve, *audit, *self.as_user(PEOPLE)]
 
     def export_command(self) -> list[str]:
         """The command line that writes the experiences of the run so far to its volume."""
         folder = f"{self.deploy.volume_path}/exports/{self.run}/experiences"
-        return ["laminar", "export", "experiences", folder, "--run", self.run, *self.as_user(EXPORT)]
+        export = ["laminar", "export", "experiences", folder, "--run", self.run]
+        return [*export, *self._transaction_timeout(), *self.as_user(EXPORT)]
+
+    def _transaction_timeout(self) -> list[str]:
+        """The option of commands whose pods do not have the run's configuration."""
+        return ["--transaction-timeout", f"{self.transaction_timeout_s:g}"]
 
 
 def resource_prefix(run: str) -> str:

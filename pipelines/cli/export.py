@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -17,7 +18,15 @@ from infra.counted import counted
 from infra.runners.options import RunnerName
 from infra.storage import open_storage
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import Address, ExportedRun, FollowOption, JsonOption, ModelOption, RunClient
+from pipelines.cli.options import (
+    Address,
+    ExportedRun,
+    FollowOption,
+    JsonOption,
+    ModelOption,
+    RunClient,
+    TransactionalAddress,
+)
 from pipelines.cli.trajectory import model_of
 from pipelines.present.output import Report
 from pipelines.present.progress import ProgressPrinter, print_error_line
@@ -116,7 +125,7 @@ def serve(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def topic(
     context: typer.Context,
-    address: Address,
+    address: TransactionalAddress,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A short name (experiences) or a full topic name.")],
     folder: FolderArgument,
     format: Annotated[
@@ -298,11 +307,13 @@ def _run_pipeline(
     from operators.io.shards import close_shards
     from pipelines.export import build
 
+    client = connection.client
     configure_logging()
     with _stopped_with_the_run(address) as log_of_ended:
         try:
-            StartPositions(config, connection.client)()  # what the topic lacks is found at once
-            run_pipeline(lambda pipeline: build(pipeline, config, connection.client), runner, options, close_shards)
+            StartPositions(config, client)()  # what the topic lacks is found at once
+            graph = partial(build, config=config, client=client, transaction_timeout_s=address.transaction_timeout_s)
+            run_pipeline(graph, runner, options, close_shards)
         except RuntimeError as error:
             if log_of_ended() is None:
                 failed = ExportError(str(error).partition(" [while running")[0])

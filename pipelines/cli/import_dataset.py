@@ -9,7 +9,7 @@ import typer
 from infra.runners.options import RunnerName
 from infra.storage import StorageFolder, open_storage
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import Address, JsonOption
+from pipelines.cli.options import JsonOption, TransactionalAddress
 from pipelines.present.output import Report
 
 app = Commands()
@@ -17,7 +17,7 @@ app = Commands()
 
 @app.command("import", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def import_(
-    address: Address,
+    address: TransactionalAddress,
     context: typer.Context,
     folder: Annotated[
         Any, typer.Argument(metavar="DIR", help="An export of experiences with --view full.", parser=open_storage)
@@ -52,10 +52,13 @@ def import_(
     partitions = len(partition_ranges(connection.client, EXPERIENCES.name(connection.run)))
     metrics = METRICS.name(connection.run)
     before = {number: offsets.end for number, offsets in partition_ranges(connection.client, metrics).items()}
+    timeout_s = address.transaction_timeout_s
     configure_logging()
     try:
         run_pipeline(
-            lambda pipeline: build(pipeline, folder.absolute(), connection.run, connection.client, partitions),
+            lambda pipeline: build(
+                pipeline, folder.absolute(), connection.run, connection.client, partitions, timeout_s
+            ),
             runner,
             context.args,
             close_shards,

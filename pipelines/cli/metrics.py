@@ -15,7 +15,7 @@ import typer
 from infra.escaping import print_escaped
 from infra.scratch import scratch_folder
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import Address, RunClient, finite
+from pipelines.cli.options import RunClient, TransactionalAddress
 from pipelines.cli.watch import attached, catch_up, local_run
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def metrics() -> None:
 
 @app.command()
 def serve(
-    address: Address,
+    address: TransactionalAddress,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free port.")] = 9464,
     host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
     audit_every: Annotated[
@@ -46,18 +46,6 @@ def serve(
             "--audit-every", min=0, metavar="SECONDS", help="Audit the run this often, and serve the result; 0: never."
         ),
     ] = 0.0,
-    transaction_timeout: Annotated[
-        float | None,
-        typer.Option(
-            "--transaction-timeout",
-            min=1,
-            max=3600,
-            metavar="SECONDS",
-            callback=finite,
-            help="The run's kafka.transaction_timeout_s, for which an audit waits; by default that of its "
-            "configuration on this machine, or 60.",
-        ),
-    ] = None,
 ) -> None:
     """Serve a run's metrics at /metrics in Prometheus format, until stopped. Joins no consumer group.
 
@@ -95,7 +83,7 @@ def serve(
         print_escaped(f"serving the metrics of run {connection.run} at http://{shown}:{bound}/metrics", err=True)
         audits = None
         if audit_every and connection.client.log is None:  # an ended run has the audit of its end
-            audits = stack.enter_context(_audits(address, connection, audit_every, audit.update, transaction_timeout))
+            audits = stack.enter_context(_audits(address, connection, audit_every, audit.update))
         while True:
             watching.tick()
             if audits is not None:
@@ -105,14 +93,13 @@ def serve(
 
 @contextmanager
 def _audits(
-    address: Address,
+    address: TransactionalAddress,
     connection: RunClient,
     every_s: float,
     report: Callable[[Mapping[str, Any]], None],
-    transaction_timeout_s: float | None,
 ) -> Iterator[BackgroundAudit]:
     """Background audits of the run, with a configuration that names it, its Kafka and how long a transaction may be
-    open; None: as in the run's configuration.
+    open.
     """
     import tomli_w
 
@@ -122,7 +109,7 @@ def _audits(
 
     properties = str(address.command_config.absolute()) if address.command_config else ""
     kafka: dict[str, Any] = {"bootstrap_servers": connection.client.bootstrap_servers, "client_properties": properties}
-    kafka["transaction_timeout_s"] = transaction_timeout_s or address.transaction_timeout_s
+    kafka["transaction_timeout_s"] = address.transaction_timeout_s
     with scratch_folder("laminar-audit-") as folder:
         file = folder / CONFIG_FILE
         (file.parent / LOGS).mkdir()

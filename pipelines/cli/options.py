@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import typer
 
@@ -174,7 +174,7 @@ class Address(Brokers):
         """Return the run and its Kafka, once a broker has responded. Raises as `connect` does."""
         return connect(self.run, self.brokers, self.command_config)
 
-    def pinned(self) -> Address:
+    def pinned(self) -> Self:
         """The same with the run that is the latest now: another one may start while a command lasts."""
         folder = self.folder
         return self if self.given or folder is None else replace(self, run=run_argument(folder.resolve()))
@@ -201,6 +201,28 @@ class Address(Brokers):
         No broker starts then, and the properties of the connection open no client but readers.
         """
         return connect(self.run, self.brokers, self.command_config, read_only=True)
+
+
+@dataclass(frozen=True)
+class TransactionalAddress(Address):
+    """The same for a command that depends on how long the run's transactions may be open, also in a container."""
+
+    transaction_timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--transaction-timeout",
+            min=1,
+            max=3600,
+            metavar="SECONDS",
+            callback=finite,
+            help="The run's kafka.transaction_timeout_s; by default that of its configuration on this machine, or 60.",
+        ),
+    ] = None
+
+    @property
+    def transaction_timeout_s(self) -> float:
+        """The one given, else as that of Address."""
+        return self.transaction_timeout or super().transaction_timeout_s
 
 
 @dataclass(frozen=True)

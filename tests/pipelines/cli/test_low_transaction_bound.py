@@ -17,10 +17,11 @@ from operators.io.config import ShardConfig
 from operators.io.elements import PartitionKey, Restored
 from operators.placement.config import PlacementConfig
 from operators.placement.place_trajectories import PlaceTrajectories
-from schemas.topics import RESTORE, SETTLED, TRAJECTORIES, group_name
+from schemas.topics import EXPERIENCES, METRICS, RESTORE, SETTLED, TRAJECTORIES, group_name
 
 RUN = "low-bound"
 BOUND_S = 9.0
+TOPICS = EXPERIENCES, METRICS, RESTORE, SETTLED, TRAJECTORIES
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def bounded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     bound["transaction.abort.timed.out.transaction.cleanup.interval.ms"] = "3600000"
     with start_broker(BrokerConfig(tmp_path_factory.mktemp("kafka"), overrides=bound)) as broker:
         with admin_client(broker.client()) as admin:
-            create_topics(admin, [TopicSpec(topic.name(RUN), 1) for topic in (RESTORE, SETTLED, TRAJECTORIES)])
+            create_topics(admin, [TopicSpec(topic.name(RUN), 1) for topic in TOPICS])
         yield broker
 
 
@@ -89,3 +90,13 @@ def test_reset_moves_offsets(bounded: Broker, laminar: Callable[..., tuple[int, 
     session.close()
     code, _, err = laminar("topics", "reset", "placement", "settled", "--to", "beginning", "--execute")
     assert code == 0, err
+
+
+@pytest.mark.parametrize("words", [("--transaction-timeout", "9"), ()])
+def test_export_and_import_begin(words: tuple[str, ...], laminar: Callable[..., tuple[int, str, str]]) -> None:
+    """By the option where there is no configuration, as in a container, else by the configuration."""
+    if words:
+        Path("runs", RUN, "config.toml").unlink()
+    for command in (("export", "experiences", "data"), ("import", "data")):
+        code, _, err = laminar(*command, *words)
+        assert code == 0, err

@@ -171,9 +171,10 @@ def test_compose_serves_the_metrics_on_this_machine() -> None:
     assert metrics["ports"] == [f"127.0.0.1:{METRICS_PORT}:{METRICS_PORT}"]
 
 
-def test_deployed_audits_wait_for_the_time_out_of_the_run(tmp_path: Path) -> None:
-    command = plan_of(run_file(tmp_path, "secured"), ("kafka.transaction_timeout_s=90",)).metrics_command()
-    assert command[command.index("--transaction-timeout") + 1] == "90"
+def test_audits_and_exports_have_the_time_out_of_the_run(tmp_path: Path) -> None:
+    plan = plan_of(run_file(tmp_path, "secured"), ("kafka.transaction_timeout_s=90",))
+    for command in (plan.metrics_command(), plan.export_command()):
+        assert command[command.index("--transaction-timeout") + 1] == "90"
 
 
 def test_deploy_writes_a_configuration_that_containers_can_read(
