@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from infra.kafka.acls import Acl
+from infra.kafka.acls import CLUSTER_NAME, Acl
 from schemas.topics import (
     CATALOGUE,
     CONTROL,
@@ -12,6 +12,7 @@ from schemas.topics import (
     INBOX,
     RELAY,
     REPLICAS,
+    RESTORE,
     RUN_FILES,
     SCHEMAS,
     group_name,
@@ -22,7 +23,9 @@ EVERYBODY = "every pipeline"
 PEOPLE = "people"
 """Users who inspect a run: they read everything, may request a replica to drain, pause the run and end its upgrade."""
 EXPORT = "export"
-"""Exports read everything; the offsets of their group are for display."""
+"""Exports read everything and write the notes of their own commits; the offsets of their group are for display."""
+IMPORT = "import"
+"""The role of imports, which are no pipeline of the run."""
 FENCED_ROLES = {"placement": "rollout"}
 """Roles that may fence another role's transactional.id."""
 ENDS_RUN = "prompts"
@@ -41,12 +44,17 @@ def role_acls(run: str, roles: Iterable[str]) -> list[Acl]:
         acls.add(Acl(user, "group", run_prefix(run), True, ("Describe",)))
     for topic in (INBOX, CONTROL, SCHEMAS):
         acls.add(Acl(PEOPLE, "topic", topic.name(run), False, ("Write", "Describe")))
+    acls.add(_settings_of_brokers(PEOPLE))
+    acls.add(Acl(EXPORT, "topic", RESTORE.name(run), False, ("Write",)))
     acls |= set(_own_group_and_id(run, EXPORT, prefix=group_name(run, f"{EXPORT}-").removesuffix(".0")))
     return sorted(acls)
 
 
 def _role_acls(run: str, role: str) -> Iterator[Acl]:
-    yield Acl(role, "topic", run_prefix(run), True, ("Describe",))
+    checks = () if role == IMPORT else ("DescribeConfigs",)
+    yield Acl(role, "topic", run_prefix(run), True, ("Describe", *checks))
+    if checks:  # before any work it checks the settings of the topics and of the brokers
+        yield _settings_of_brokers(role)
     for topic in CATALOGUE.values():
         if {role, EVERYBODY} & set(topic.producers):  # at a start a role reads back what it wrote
             yield Acl(role, "topic", topic.name(run), False, ("Read", "Write"))
@@ -60,6 +68,10 @@ def _role_acls(run: str, role: str) -> Iterator[Acl]:
     if role == ENDS_RUN:
         yield Acl(role, "group", run_prefix(run), True, ("Describe",))
         yield from (Acl(role, "topic", topic.name(run), False, ("Read",)) for topic in OBSERVED)
+
+
+def _settings_of_brokers(user: str) -> Acl:
+    return Acl(user, "cluster", CLUSTER_NAME, False, ("DescribeConfigs",))
 
 
 def _own_group_and_id(run: str, role: str, prefix: str) -> Iterator[Acl]:

@@ -11,7 +11,9 @@ from typing import Literal
 from infra.kafka.admin import admin_client
 from infra.kafka.properties import ClientProperties
 
-Resource = Literal["topic", "group", "transactional-id"]
+Resource = Literal["topic", "group", "transactional-id", "cluster"]
+CLUSTER_NAME = "kafka-cluster"
+"""Kafka's name of the only resource of the kind `cluster`."""
 
 
 @dataclass(frozen=True, order=True)
@@ -31,7 +33,7 @@ def acl_command(acl: Acl, bootstrap_servers: str, command_config: str) -> str:
     words += ["--command-config", command_config] if command_config else []
     words += ["--add", "--allow-principal", f"User:{acl.user}"]
     words += [word for operation in acl.operations for word in ("--operation", operation)]
-    words += [f"--{acl.resource}", acl.name]
+    words += ["--cluster"] if acl.resource == "cluster" else [f"--{acl.resource}", acl.name]
     words += ["--resource-pattern-type", "prefixed"] if acl.prefixed else []
     return shlex.join(words)
 
@@ -44,6 +46,7 @@ def create_acls(client: ClientProperties, acls: Iterable[Acl]) -> int:
         "topic": ResourceType.TOPIC,
         "group": ResourceType.GROUP,
         "transactional-id": ResourceType.TRANSACTIONAL_ID,
+        "cluster": ResourceType.CLUSTER,
     }
     entries = [
         ACL(

@@ -104,6 +104,11 @@ def partition_counts(client: KafkaAdminClient, topics: Sequence[str]) -> dict[st
     return {name: len(partitions) for name, partitions in _existing(client, topics).items()}
 
 
+def replication_factors(client: KafkaAdminClient, topics: Sequence[str]) -> dict[str, int]:
+    """The replication factors of those of `topics` that exist."""
+    return {name: len(found[0]["replica_nodes"]) for name, found in _existing(client, topics).items()}
+
+
 def partition_problems(specs: Iterable[TopicSpec], counts: Mapping[str, int]) -> list[str]:
     """A line for each setting of `specs` that does not fit existing topics, whose partitions are `counts`."""
     found: dict[tuple[str, int, int], list[str]] = {}

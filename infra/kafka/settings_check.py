@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, ConfigResourceType
-from kafka.errors import AuthorizationError
 
-from infra.kafka.admin import TopicSpec, describe
+from infra.counted import counted
+from infra.kafka.admin import TopicSpec, replication_factors
 
 Settings = Mapping[str, str]
 _KEEPS_TRANSACTIONAL_IDS_MS = 24 * 3600 * 1000
@@ -64,17 +64,28 @@ class UnsuitableKafka(RuntimeError):
 def find_problems(
     admin: KafkaAdminClient, specs: Sequence[TopicSpec], transaction_timeout_s: float
 ) -> list[SettingProblem]:
-    """The problems in the settings of the brokers and of the existing topics of `specs`, and for those to create."""
+    """The problems in the settings of the brokers and of the existing topics of `specs`, and for those to create.
+
+    Settings that this client may not read are a problem that is not fatal; all others are checked.
+    """
     wanted = {spec.name: spec for spec in specs}
-    try:
-        standing = describe(admin, list(wanted))
-        copies = {name: found.replication_factor for name, found in standing.items()}
-        problems = topic_problems(topic_settings(admin, list(standing)), wanted, copies)
-        new = [spec.replication_factor for spec in specs if spec.name not in standing]
-        return problems + broker_problems(broker_settings(admin), transaction_timeout_s, new)
-    except AuthorizationError as error:
-        why = f"its settings could not be checked ({error})"
-        return [SettingProblem(CLUSTER, "the permission DescribeConfigs", "not granted", "granted", why, fatal=False)]
+    copies = replication_factors(admin, list(wanted))
+    new = [spec.replication_factor for spec in specs if spec.name not in copies]
+    topics, brokers = topic_settings(admin, list(copies)), broker_settings(admin)
+    return [
+        *topic_problems(topics, wanted, copies),
+        *broker_problems(brokers, transaction_timeout_s, new),
+        *_unread("topic", topics),
+        *_unread("broker", brokers),
+    ]
+
+
+def _unread(kind: str, settings: Mapping[str, Settings]) -> Iterator[SettingProblem]:
+    """The problem that this client may not read all `settings`: kafka-python returns none then, and no error."""
+    if unread := [name for name, held in sorted(settings.items()) if not held]:
+        why = f"the settings of {counted(len(unread), kind)} could not be checked, such as those of {unread[0]}"
+        setting = f"the permission DescribeConfigs of the {'cluster' if kind == 'broker' else 'topics'}"
+        yield SettingProblem(CLUSTER, setting, "not granted", "granted", why, fatal=False)
 
 
 def broker_problems(
@@ -100,7 +111,7 @@ def topic_problems(
 
 
 def broker_settings(admin: KafkaAdminClient) -> dict[str, dict[str, str]]:
-    """The effective settings of each broker, by "broker N"."""
+    """The effective settings of each broker, by "broker N"; none where this client may not read them."""
     ids = [str(broker["broker_id"]) for broker in admin.describe_cluster()["brokers"]]
     resources = [ConfigResource(ConfigResourceType.BROKER, each) for each in ids]
     held = admin.describe_configs(resources, config_filter="all")["broker"]
@@ -108,16 +119,15 @@ def broker_settings(admin: KafkaAdminClient) -> dict[str, dict[str, str]]:
 
 
 def checked_broker_settings(admin: KafkaAdminClient) -> dict[str, dict[str, str]]:
-    """The settings that `broker_problems` judges, by "broker N"; empty if this client may not read them."""
-    try:
-        held = broker_settings(admin)
-    except AuthorizationError:
-        return {}
-    return {broker: {name: values[name] for name in _CHECKED if name in values} for broker, values in held.items()}
+    """The settings that `broker_problems` judges, by "broker N", of the brokers whose settings this client may read."""
+    held = broker_settings(admin)
+    return {
+        broker: {name: values[name] for name in _CHECKED if name in values} for broker, values in held.items() if values
+    }
 
 
 def topic_settings(admin: KafkaAdminClient, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-    """The effective settings of each topic."""
+    """The effective settings of each topic; none where this client may not read them."""
     resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in topics]
     held = admin.describe_configs(resources, config_filter="all")["topic"] if resources else {}
     return {name: _values(held[name]) for name in topics}

@@ -213,8 +213,7 @@ class FoldRecords(beam.PTransform):
 
     def __init__(self, step: FoldStep, *phases: str, dead_letters: bool = True) -> None:
         super().__init__()
-        self.step, self.phases = step, phases
-        self._dead_letters = dead_letters
+        self.step, self.phases, self.makes_dead_letters = step, phases, dead_letters
 
     def expand(self, elements: beam.PCollection) -> beam.PCollection:
-        return elements | beam.ParDo(_FoldFn(self.step, Phases(self.phases), self._dead_letters))
+        return elements | beam.ParDo(_FoldFn(self.step, Phases(self.phases), self.makes_dead_letters))

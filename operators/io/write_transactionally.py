@@ -65,14 +65,14 @@ class WriteTransactionally(beam.PTransform):
 
     def __init__(self, *shards: ShardConfig) -> None:
         super().__init__()
-        self._shards = shards
+        self.shards = shards
 
     def display_data(self) -> dict[str, str]:
         """The producers' transactional ids, for the runner's interface."""
-        return {"transactional ids": ", ".join(shard.group for shard in self._shards)}
+        return {"transactional ids": ", ".join(shard.group for shard in self.shards)}
 
     def expand(self, emissions: beam.PCollection) -> beam.PCollection:
-        return emissions | beam.ParDo(_CommitFn(self._shards))
+        return emissions | beam.ParDo(_CommitFn(self.shards))
 
 
 class CounterReports:

@@ -47,9 +47,8 @@ def acls(
       laminar acls first
       laminar acls first --apply -F guarded/secure/admin.properties
     """
-    from infra.deploy.role_acls import role_acls
+    from infra.deploy.role_acls import IMPORT, role_acls
     from infra.kafka.acls import acl_command, create_acls
-    from pipelines.cli.broker import IMPORT
     from pipelines.cli.options import properties_of
 
     lists = role_acls(run, (*ALL_PIPELINES, IMPORT))

@@ -15,7 +15,6 @@ from pipelines.present.output import Report
 app = Commands(no_args_is_help=True)
 
 DEFAULT_FOLDER = "~/.local/share/laminar/broker"
-IMPORT = "import"
 
 
 def _default_folder() -> Path:
@@ -69,7 +68,7 @@ def start(
       laminar broker start --port 9092
       laminar broker start --secure --folder guarded
     """
-    from infra.deploy.role_acls import EXPORT, PEOPLE
+    from infra.deploy.role_acls import EXPORT, IMPORT, PEOPLE
     from infra.kafka.broker import BrokerConfig
     from infra.kafka.detached_broker import start_detached
     from pipelines.roles import ALL_PIPELINES

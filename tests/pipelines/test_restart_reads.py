@@ -2,51 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from unrun_pipelines import unrun_pipeline
+from role_graphs import config_of_graphs, parts_of, with_all_inputs
 
 from operators.io.config import ShardConfig
 from operators.io.read_topics import ReadTopics
-from pipelines import trainer
-from pipelines.config import Config, KafkaConfig, RunConfig, parse_config
+from pipelines.config import Config
 from pipelines.restart_reads import LEDGER, OBSERVERS, READS
 from pipelines.roles import ALL_PIPELINES
 from schemas.topics import CATALOGUE, METRICS, PAUSE, PLACEMENT, RELAY, REPLICAS
 
 
-class _NoWork:
-    """Replaces the trainer's step, which needs a model."""
-
-    def restore(self, restored: Any) -> Any:
-        raise NotImplementedError
-
-
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    """A run with all optional inputs: several shards of the buffer, and a curriculum."""
-    # Without a model folder: the trainer's step is replaced, and rollouts are emulated.
-    monkeypatch.setattr(trainer, "training_step", lambda config, source, rank: (_NoWork(), source))
-    settings = {
-        "rollout": {"engine": "emulated"},
-        "prompts": {"source": "synthetic"},
-        "experience": {"shards": 2},
-        "relay": {"store": str(tmp_path)},
-        "kafka": {"partitions": 2},
-    }
-    found = parse_config(settings, "a test")
-    return replace(found, run=RunConfig("first"), kafka=KafkaConfig("localhost:1", partitions=2))
+    return config_of_graphs(tmp_path, monkeypatch)
 
 
 def shards_of(config: Config, role: str) -> Iterator[ShardConfig]:
-    pipeline = unrun_pipeline()
-    importlib.import_module(f"pipelines.{role}").build(pipeline, config=config)
-    for part in pipeline.transforms_stack[0].parts:
+    for part in parts_of(config, role):
         if isinstance(part.transform, ReadTopics):
             yield from part.transform.shards
 
@@ -57,10 +33,7 @@ def reads_of(shard: ShardConfig) -> set[tuple[str, str]]:
 
 @pytest.mark.parametrize("role", ALL_PIPELINES)
 def test_restart_reads_lists_all_inputs_of_a_role(config: Config, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    levels = {"": 3}
-    monkeypatch.setattr(type(config.prompts), "curricula", property(lambda self: levels))
-    if role == "trainer":
-        monkeypatch.setattr(Config, "emulated", property(lambda self: False))  # so that it also reads the relay chain
+    with_all_inputs(config, role, monkeypatch)
     shard, *others = shards_of(config, role)
     assert all(reads_of(each) == reads_of(shard) for each in others)
     assert reads_of(shard) == set(READS[role])

@@ -13,7 +13,7 @@ from infra.deploy.plan import DATA_PLANE, DeploymentPlan
 from infra.kafka.acls import Acl
 from infra.runners.flink_jars import FLINK
 
-_RESOURCES = {"topic": "topic", "group": "group", "transactional-id": "transactionalId"}
+_RESOURCES = {"topic": "topic", "group": "group", "transactional-id": "transactionalId", "cluster": "cluster"}
 
 
 def monitoring(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
@@ -103,6 +103,7 @@ def _of_cluster(cluster: str, made: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rule(acl: Acl) -> dict[str, Any]:
-    pattern = "prefix" if acl.prefixed else "literal"
-    resource = {"type": _RESOURCES[acl.resource], "name": acl.name, "patternType": pattern}
+    resource = {"type": _RESOURCES[acl.resource]}
+    if acl.resource != "cluster":  # there is only one
+        resource |= {"name": acl.name, "patternType": "prefix" if acl.prefixed else "literal"}
     return {"resource": resource, "operations": list(acl.operations), "type": "allow", "host": "*"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,31 +12,47 @@ from kafka import KafkaProducer
 from kafka.errors import TopicAuthorizationFailedError
 from waiting import until
 
-from infra.deploy.role_acls import ENDS_RUN, JOINING, OBSERVED, role_acls
-from infra.kafka.acls import Acl, acl_command, create_acls
+from infra.deploy.role_acls import ENDS_RUN, EXPORT, IMPORT, JOINING, OBSERVED, role_acls
+from infra.kafka.acls import CLUSTER_NAME, Acl, acl_command, create_acls
 from infra.kafka.admin import TopicSpec, admin_client, create_topics, list_topics
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import connection_problem
 from infra.kafka.session import Outgoing, Session, SessionLost
 from infra.kafka.session_config import Input, Partition, SessionConfig
+from infra.kafka.settings_check import SettingProblem, find_problems
 from pipelines.cli import options
 from pipelines.cli.main import main
 from pipelines.roles import PIPELINES
+from schemas import records as r
 from schemas.codec import encode
+from schemas.columns import flags, floats, token_ids
 from schemas.records import Metric
-from schemas.topics import CATALOGUE, DEAD_LETTERS, EXPERIENCES, METRICS, RESTORE, RUN_FILES, TRAJECTORIES, group_name
+from schemas.topics import (
+    CATALOGUE,
+    DEAD_LETTERS,
+    EXPERIENCES,
+    METRICS,
+    RESTORE,
+    RUN_FILES,
+    TRAJECTORIES,
+    group_name,
+    run_prefix,
+)
 
 RUN = "first"
+GUEST = "guest"
+"""A user who may see the topics, and no settings."""
 
 
 @pytest.fixture(scope="module")
 def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    users = ("score", "trainer", "people")
+    users = ("score", "trainer", "people", EXPORT, IMPORT, GUEST)
     with start_broker(BrokerConfig(tmp_path_factory.mktemp("secure"), secure=True, users=users)) as broker:
         with admin_client(broker.client()) as admin:
             create_topics(admin, [TopicSpec(topic.name(RUN), 1) for topic in CATALOGUE.values()])
-        assert create_acls(broker.client(), role_acls(RUN, PIPELINES)) > 50
+        assert create_acls(broker.client(), role_acls(RUN, (*PIPELINES, IMPORT))) > 50
+        assert create_acls(broker.client(), [Acl(GUEST, "topic", run_prefix(RUN), True, ("Describe",))]) == 1
         until(lambda: may_start(broker))
         yield broker
 
@@ -83,6 +100,58 @@ def test_secure_broker_limits_observers_and_strangers(secure: Broker) -> None:
     known = secure.client("people").entries
     guessed = known["sasl.jaas.config"].replace("${file:", "x")
     assert connection_problem(ClientProperties({**known, "sasl.jaas.config": guessed}).admin(), 1.0)
+
+
+def experience(member: int) -> r.Experience:
+    version = r.PolicyVersion(1, 1)
+    prompt = r.Prompt(0, "train", "sums", "1 + 1", token_ids([1]), "{}", 2, r.Sampling(1.0, 1.0, 0, 8, (), 0))
+    response = r.Response(token_ids([5]), floats([-0.5]), flags([True]))
+    spans = (r.VersionSpan(version, 1),)
+    trajectory = r.Trajectory(prompt, member, 1, 1, 0, 1, response, "2", spans, version, "stop", None, 0, None, 0)
+    return r.Experience(trajectory, 1.0, (), None, 0)
+
+
+def test_export_and_import_work_as_their_own_users(
+    secure: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = session(secure, "score", group_name(RUN, "score"))
+    value, headers = encode(experience(0), experience(1))
+    place = Partition(EXPERIENCES.name(RUN), 0)
+    mine.commit([Outgoing(*place, b"p0", value, headers)], mine.positions(), {}, {})
+    mine.close()
+    folder, done = str(tmp_path / "data"), {}
+    for user, words in ((EXPORT, ("export", "experiences", folder)), (IMPORT, ("import", folder))):
+        file = secure.config.security.properties_file(user)
+        with pytest.raises(SystemExit) as ended:
+            main([*words, "--run", RUN, "-F", str(file), "--json"])
+        printed = capsys.readouterr()
+        assert not ended.value.code, printed.err
+        done[user] = json.loads(printed.out)
+    assert done[EXPORT]["rows"] == done[IMPORT]["trajectories"] >= 2
+
+
+def problems_of(broker: Broker, user: str) -> list[SettingProblem]:
+    """Those that `user` finds, for topics that must keep their records and a time-out longer than the brokers allow."""
+    specs = [TopicSpec(topic.name(RUN), 1, config={"retention.ms": "-1"}) for topic in (EXPERIENCES, METRICS)]
+    with admin_client(broker.client(user)) as admin:
+        return find_problems(admin, specs, 4000)
+
+
+def test_settings_that_a_user_may_read_are_checked(secure: Broker) -> None:
+    def found(user: str) -> list[tuple[str, bool]]:
+        return sorted({(each.setting, each.fatal) for each in problems_of(secure, user)})
+
+    topics, brokers = ("retention.ms", True), ("transaction.max.timeout.ms", True)
+    refused = [(f"the permission DescribeConfigs of the {each}", False) for each in ("cluster", "topics")]
+    assert found("score") == [topics, brokers]
+    until(lambda: found(GUEST) == refused)
+    may = Acl(GUEST, "cluster", CLUSTER_NAME, False, ("DescribeConfigs",))
+    assert "--cluster" in acl_command(may, "kafka:9092", "")
+    create_acls(secure.client(), [may])
+    until(lambda: found(GUEST) == [refused[1], brokers])
+    assert "such as those of laminar.first.experiences" in problems_of(secure, GUEST)[-1].why
+    create_acls(secure.client(), [Acl(GUEST, "topic", run_prefix(RUN), True, ("DescribeConfigs",))])
+    until(lambda: found(GUEST) == [topics, brokers])
 
 
 def test_export_with_wrong_credentials_leaves_no_files(

@@ -298,7 +298,9 @@ def test_each_role_has_its_own_secret_and_kafka_user(tmp_path: Path) -> None:
     topics = [each["spec"]["topicName"] for each in documents if each["kind"] == "KafkaTopic"]
     assert sorted(topics) == sorted(topic.name("big-run") for topic in CATALOGUE.values())
     assert {"score", "trainer", "people"} <= users.keys()
-    assert all(rule["operations"] for rule in users["score"]["spec"]["authorization"]["acls"])
+    rules = users["score"]["spec"]["authorization"]["acls"]
+    assert all(rule["operations"] for rule in rules)
+    assert [rule["operations"] for rule in rules if rule["resource"] == {"type": "cluster"}] == [["DescribeConfigs"]]
     settings = [each["spec"] for each in documents if each["kind"] == "KafkaTopic"]
     assert {(each["replicas"], each["config"]["min.insync.replicas"]) for each in settings} == {(3, "2")}
 
