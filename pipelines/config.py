@@ -86,7 +86,7 @@ class KafkaConfig(CheckedSettings):
     partitions: PositiveInt = 1
     """Partitions of the data topics, fixed for a run: the upper bound on the shards of any role."""
     replication_factor: int = -1
-    """Replicas of each partition, from 3 on with a majority as min.insync.replicas; -1: the brokers' default."""
+    """Replicas of a partition; from 3 on min.insync.replicas is a majority. -1: as the brokers; Kubernetes: 3."""
     outage_timeout_s: Positive = 180.0
     """How long Kafka may be unreachable before `laminar run` fails."""
     transaction_timeout_s: Annotated[float, Ge(1), Le(3600)] = 60.0

@@ -70,6 +70,8 @@ class DeploymentPlan:
     """The text of its configuration."""
     units: Sequence[Unit]
     deploy: DeployConfig = field(default_factory=DeployConfig)
+    cluster_config: str = ""
+    """The text of its configuration for Kubernetes, whose Kafka has several brokers; that of compose.yaml has one."""
     brokers: str = "kafka:9092"
     authenticated: bool = False
     """Whether each role has a client.properties file, named after the role, among the secrets."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+
+import tomli_w
 
 from infra.deploy.compose import compose_file
 from infra.deploy.kubernetes import kubernetes_files
@@ -29,7 +33,7 @@ COMPOSE = "compose.yaml"
 EXAMPLE = Path("examples/deployed.toml")
 """The configuration from which infra/deploy/files is generated."""
 REPLICAS = 3
-"""Copies of a record from which on topics get a majority as min.insync.replicas."""
+"""Copies of a record from which on topics get a majority as min.insync.replicas; on Kubernetes the default."""
 _CPUS: Mapping[str, float] = {"rollout": 4.0, "trainer": 8.0}
 """Processors of a container; 1 for all others."""
 _AGENT_GIB = 0.25
@@ -43,13 +47,16 @@ def plan_of(file: Path, changes: tuple[str, ...] = ()) -> DeploymentPlan:
     """The deployment of the configuration in `file`. Raises ConfigError if it cannot be deployed, with all problems."""
     draft = read_config(file, changes)
     check_deployable(draft, file)
-    config = draft.config
+    config, text = draft.config, file.read_text(encoding="utf-8")
+    chosen = config.kafka.replication_factor != -1 or "replication_factor" in tomllib.loads(text).get("kafka", {})
+    on_cluster = config if chosen else replace(config, kafka=replace(config.kafka, replication_factor=REPLICAS))
     relay, gateway = config.relay, config.gateway or GatewayConfig()
     authority = "" if config.agents is None else config.agents.env.get(AUTHORITY, "")
     remote = [each for each in (relay.object_store, config.trainer.checkpoint_folder) if "://" in each]
     plan = DeploymentPlan(
         run=config.run.name,
-        config=file.read_text(encoding="utf-8"),
+        config=text,
+        cluster_config=text if chosen else _with_copies(text),
         units=units_of(config),
         deploy=config.deploy,
         brokers=config.kafka.bootstrap_servers,
@@ -62,17 +69,26 @@ def plan_of(file: Path, changes: tuple[str, ...] = ()) -> DeploymentPlan:
         gateway_files=tuple(filter(None, (gateway.certificate_file, gateway.key_file))),
         agent_files=tuple(filter(None, (gateway.secret_file, authority if is_secret(authority) else ""))),
         data_plane=tuple(role.pipeline for role in submitted_process(config, DATA_PLANE).roles),
-        topics=[topic_spec(config, topic) for topic in CATALOGUE.values()],
+        topics=[topic_spec(on_cluster, topic) for topic in CATALOGUE.values()],
         acls=role_acls(config.run.name, pipelines_of(config)),
     )
     notes = (
         _missing_model(config),
-        _few_copies(config),
+        _few_copies(on_cluster),
         _relays_everywhere(plan),
         _agents_elsewhere(config),
         _no_compose_file(plan),
     )
     return replace(plan, note="\n".join(filter(None, notes)))
+
+
+def _with_copies(text: str) -> str:
+    """The configuration `text`, which does not say how many copies topics get, for a Kafka with a broker for each."""
+    table = tomllib.loads(text)
+    wanted = {**table, "kafka": {**table.get("kafka", {}), "replication_factor": REPLICAS}}
+    line = f"replication_factor = {REPLICAS}  # of `laminar deploy`, for Kubernetes alone\n"
+    changed = re.sub(r"^\[kafka\][^\n]*\n", lambda header: header[0] + line, text, count=1, flags=re.MULTILINE)
+    return changed if tomllib.loads(changed) == wanted else tomli_w.dumps(wanted)  # the section has another form
 
 
 def _missing_model(config: Config) -> str:
@@ -91,7 +107,7 @@ def _few_copies(config: Config) -> str:
         return ""
     return (
         f"kafka.replication_factor is {config.kafka.replication_factor}: topics get no min.insync.replicas, so the "
-        f"loss of a broker may lose records; with {REPLICAS} brokers set {REPLICAS} (compose.yaml has one)"
+        f"loss of a broker may lose records; with {REPLICAS} brokers set {REPLICAS}, or leave it out for Kubernetes"
     )
 
 

@@ -54,7 +54,7 @@ def kubernetes_files(plan: DeploymentPlan) -> dict[str, str]:
         kustomization["configurations"] = [_CUSTOM_NAMES]
         files[_CUSTOM_NAMES] = as_yaml(CUSTOM_NAMES)
     files |= {f"{name}.yaml": _file(made) for name, made in workloads.by_hand(plan).items()}
-    texts = {"kustomization.yaml": as_yaml(kustomization), "run.toml": plan.config, **files}
+    texts = {"kustomization.yaml": as_yaml(kustomization), "run.toml": plan.cluster_config, **files}
     texts["secrets.sh"] = secrets.script(plan)
     return {f"kubernetes/{name}": text for name, text in texts.items()}
 

@@ -128,6 +128,6 @@ def _job(plan: DeploymentPlan, name: str, command: list[str]) -> dict[str, Any]:
     pod = command_pod(plan, name, command, ADMIN)
     pod["spec"]["restartPolicy"] = "OnFailure"
     spec = {"backoffLimit": 10, "ttlSecondsAfterFinished": 86400, "template": pod}
-    contents = hashlib.sha256(json.dumps([spec, plan.config], sort_keys=True).encode()).hexdigest()[:8]
+    contents = hashlib.sha256(json.dumps([spec, plan.cluster_config], sort_keys=True).encode()).hexdigest()[:8]
     job = plan.resource_name(f"{name}-{contents}")  # a Job cannot be changed: another configuration is another Job
     return manifest(plan, "batch/v1", "Job", job, name, spec=spec)

@@ -20,7 +20,6 @@ folder = "/volume/runs"
 [kafka]
 bootstrap_servers = "one:9093,two:9094"
 client_properties = "/etc/laminar-secrets/{role}.properties"
-replication_factor = 3
 [model]
 path = "/volume/model"
 [rollout]
@@ -67,7 +66,6 @@ network_policies = false
 """
 _THREE_BROKERS = """bootstrap_servers = "k1:9092,k2:9092,k3:9092"
 client_properties = "/etc/laminar-secrets/{role}.properties"
-replication_factor = 3
 """
 GATEWAY = {
     "host": "0.0.0.0",

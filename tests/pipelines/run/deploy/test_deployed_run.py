@@ -43,6 +43,7 @@ NOTICE_S = 30.0
 """Of an eviction, in which a rollout hands its trajectories over."""
 SETTINGS: dict[str, Any] = {
     **SMALL,
+    "kafka": {"replication_factor": 1},
     "run": {**SMALL["run"], "audit_every_s": 5.0},
     "trainer": {"optimizer_steps": 1000, "checkpoint_every": 2},
     "rollout": {**SMALL["rollout"], "termination_notice_s": NOTICE_S},

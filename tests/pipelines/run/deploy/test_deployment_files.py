@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,8 +161,39 @@ def test_images_of_kafka_and_flink_can_be_pinned(tmp_path: Path) -> None:
 
 def test_note_names_a_replication_below_three(tmp_path: Path) -> None:
     file = run_file(tmp_path, "example")
-    assert "kafka.replication_factor is -1: topics get no min.insync.replicas" in plan_of(file).note
-    assert "replication_factor" not in plan_of(file, ("kafka.replication_factor=3",)).note
+    assert "replication_factor" not in plan_of(file).note
+    few = plan_of(file, ("kafka.replication_factor=2",)).note
+    assert "kafka.replication_factor is 2: topics get no min.insync.replicas" in few
+
+
+@pytest.mark.parametrize("form", ["section", "inline", "dotted"])
+def test_topics_on_kubernetes_have_three_copies_by_default(form: str, tmp_path: Path) -> None:
+    file = run_file(tmp_path, "authenticated")
+    text = file.read_text()
+    address = 'bootstrap_servers = "k1:9092,k2:9092,k3:9092"\n'
+    forms = {"inline": f"kafka = {{{address.strip()}}}\n", "dotted": f"kafka.{address}"}
+    if form != "section":
+        file.write_text(forms[form] + re.sub(r"\[kafka\]\n.*?(?=\[model\])", "", text, flags=re.DOTALL))
+    plan = plan_of(file)
+    files = files_of(plan)
+    before, after = (tomllib.loads(files[name])["kafka"] for name in ("run.toml", "kubernetes/run.toml"))
+    assert after == {**before, "replication_factor": 3}
+    assert {(topic.replication_factor, topic.config["min.insync.replicas"]) for topic in plan.topics} == {(3, "2")}
+    if form == "section":
+        lines = files["kubernetes/run.toml"].splitlines(keepends=True)
+        kept = "".join(line for line in lines if not line.startswith("replication_factor"))
+        assert kept == files["run.toml"] == text, "comments stay"
+
+
+@pytest.mark.parametrize("copies", [-1, 1, 5])
+def test_own_number_of_copies_holds_on_kubernetes(copies: int, tmp_path: Path) -> None:
+    file = run_file(tmp_path, "authenticated")
+    text = file.read_text().replace("[kafka]\n", f"[kafka]\nreplication_factor = {copies}\n")
+    file.write_text(text)
+    plan = plan_of(file)
+    assert files_of(plan)["kubernetes/run.toml"] == text
+    assert {topic.replication_factor for topic in plan.topics} == {copies}
+    assert ("topics get no min.insync.replicas" in plan.note) == (copies < 3)
 
 
 def test_compose_serves_the_metrics_on_this_machine() -> None:
