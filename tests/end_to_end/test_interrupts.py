@@ -8,7 +8,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -110,7 +109,7 @@ def test_ctrl_c_stops_a_run_without_kafka(
         )
         run.until_phase("training")
         stopped_broker.kill()
-        time.sleep(1)
+        run.until(lambda: "does not answer" in run.output(), 60, "an outage that the run has noticed")
         stop_cleanly(run, signal.SIGINT)
 
 
