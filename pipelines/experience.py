@@ -31,6 +31,7 @@ def build(pipeline: beam.Pipeline, config: Config, shard: int | None = None) -> 
         config.prompts.curricula,
         config.vocabulary,
         config.score.rewards_failures,
+        sources[0],
     )
     (
         pipeline

@@ -12,7 +12,7 @@ from schemas import records as r
 from schemas.codec import decode, encode
 from schemas.columns import token_ids
 from schemas.shape import fields_of
-from schemas.topics import CATALOGUE, Topic
+from schemas.topics import CATALOGUE, LEVEL_REPLY, LEVEL_REQUEST, Topic
 
 FAR = 10**12
 """A prompt number that no run reaches."""
@@ -28,6 +28,18 @@ def invalid_records() -> Iterator[tuple[Topic, Any]]:
             for record in (as_foreign(SAMPLES[kind]), *variants(as_foreign(SAMPLES[kind]))):
                 if is_decodable(record):
                     yield topic, record
+
+
+def foreign_levels() -> Iterator[r.LevelRequest | r.LevelReply]:
+    """Plausible requests and replies of another program for the only task, which has three levels."""
+    for level in range(3):
+        yield r.LevelRequest("", level, 7, 1.0, 64, 0)
+        yield from (r.LevelReply("", level, first, 0) for first in (3, 7, FAR))
+
+
+def level_key(record: r.LevelRequest | r.LevelReply) -> str:
+    """The key by which the reader of `record` finds it on the topic `curriculum`."""
+    return LEVEL_REQUEST if isinstance(record, r.LevelRequest) else LEVEL_REPLY
 
 
 def is_decodable(record: Any) -> bool:

@@ -13,9 +13,6 @@ from operators.experience.members import RowRun
 from schemas.metric_labels import labelled
 from schemas.records import LevelReply, LevelRequest, LevelSuccess
 
-MAX_AHEAD = 1_000_000
-"""Prompts by which a level may begin after the last prompt with an answer: more than any lead and open groups."""
-
 
 class Success(NamedTuple):
     """`right` of `answered` answers are correct. A reward, clipped to [0, 1], counts where there is no accuracy."""
@@ -44,8 +41,10 @@ class Curriculum:
         self.task, self.levels, self._window = task, levels, window
         self.level: int
         self._since: int
-        self._requested: bool
-        self.level, self._since, self._requested, counts = state or (0, 0, False, {})
+        self._requested: int | None
+        """The level of the open request, None if none is open. True: release 0.2.0 did not record the level."""
+        self.level, self._since, requested, counts = state or (0, 0, None, {})
+        self._requested = None if requested is False else requested
         self.success: dict[str, Success] = {task: Success(*each) for task, each in counts.items()}
         """By task: the answers that this shard of the buffer has settled."""
         self._other_shards: dict[int, LevelSuccess] = {}
@@ -74,12 +73,13 @@ class Curriculum:
         return LevelSuccess(shard, self.task, self._since, tuple(self.success), right, answered, now)
 
     def handle_reply(self, reply: LevelReply) -> None:
-        """Change to the level of `reply`, unless it began before the present one, and reset the counts.
+        """Change to the level of `reply` and reset the counts, unless it is the present one or began before that.
 
-        Two levels begin at one prompt if none was drawn in between. The note has the offset, so each is read once.
+        Two levels begin at one prompt if none was drawn in between.
         """
-        if reply.first_prompt >= self._since:
-            self.level, self._since, self._requested, self.success = reply.level, reply.first_prompt, False, {}
+        present = self.level, self._since
+        if reply.first_prompt >= self._since and (reply.level, reply.first_prompt) != present:
+            self.level, self._since, self._requested, self.success = reply.level, reply.first_prompt, None, {}
 
     def count(self, number: int, task: str, right: float) -> None:
         """Count a settled answer to prompt `number` if the prompt is of the present level."""
@@ -93,9 +93,9 @@ class Curriculum:
         None while a request is open, and None beyond the first and the last level.
         """
         level = min(max(self.level + change, 0), self.levels - 1)
-        if level == self.level or self._requested:
+        if level == self.level or self._requested is not None:
             return None
-        self._requested = True
+        self._requested = level
         overall = total_success(self.all_shards())
         return LevelRequest(self.task, level, batch, overall.rate, overall.answered, now)
 
@@ -111,8 +111,6 @@ class Curricula:
         self, levels: Mapping[str, int], state: Mapping[str, Any] | None = None, window: int | None = None
     ) -> None:
         saved = state or {}
-        self._highest: int | None = None
-        """The highest number of a prompt with a settled answer; None before the first one of this start."""
         self._by_task = {
             task: Curriculum(task, count, saved.get(task), window) for task, count in levels.items() if count > 1
         }
@@ -120,18 +118,21 @@ class Curricula:
     def __iter__(self) -> Iterator[Curriculum]:
         return iter(self._by_task.values())
 
-    def handle_reply(self, reply: LevelReply) -> str | None:
-        """Pass a reply to the curriculum of its task; a reply for a task without curriculum is ignored.
+    def handle_reply(self, reply: LevelReply | LevelRequest, prompts: Mapping[str, Any]) -> str | None:
+        """Pass a reply to the curriculum of its task. `prompts` is the state in the last commit note of prompts.
 
-        Returns why it is rejected, or None. No answer would count after one with a number that no prompt reaches.
+        Returns why it is rejected, or None.
         """
-        curriculum, highest = self._by_task.get(reply.task), self._highest
+        if isinstance(reply, LevelRequest):
+            return "a request with the key of a reply is of another program"
+        curriculum, name = self._by_task.get(reply.task), reply.task[:80]
         if curriculum is None:
-            return None
+            return f"task {name!r} has no curriculum"
         if reply.level >= curriculum.levels:
-            return f"level {reply.level} of task {reply.task!r}, which has {curriculum.levels} levels"
-        if highest is not None and reply.first_prompt > highest + MAX_AHEAD:
-            return f"a level from prompt {reply.first_prompt} on, but the last prompt with an answer is {highest}"
+            return f"level {reply.level} of task {name!r}, which has {curriculum.levels} levels"
+        if not has_begun(reply, prompts):
+            where = f"level {reply.level} of task {name!r} at prompt {reply.first_prompt}"
+            return f"prompts has not begun {where}: the reply is of another program"
         curriculum.handle_reply(reply)
         return None
 
@@ -153,8 +154,6 @@ class Curricula:
             return
         for block, first, last in runs:
             for row in range(first, last):
-                if block.numbers[row] >= 0:  # imported groups have others
-                    self._highest = max(block.numbers[row], self._highest or 0)
                 task = block.tasks[row]
                 curriculum = self._by_task.get("", self._by_task.get(task))
                 if curriculum is not None:
@@ -176,6 +175,17 @@ class Curricula:
     def state(self) -> Mapping[str, Any]:
         """The state that the commit note holds."""
         return {"curriculum": {each.task: each.state() for each in self}} if self._by_task else {}
+
+
+def has_begun(reply: LevelReply, prompts: Mapping[str, Any]) -> bool:
+    """Whether prompts, the state of whose commit note is `prompts`, has begun the level of `reply` where it says.
+
+    Prompts of release 0.2.0 did not record where its levels began, only that the prompt has been drawn.
+    """
+    levels: Mapping[str, Any] | None = prompts.get("levels")
+    begun = [(reply.level, None)] if levels is None else levels.get(reply.task, ())
+    drawn = reply.first_prompt <= prompts.get("number", -1)
+    return drawn and any(level == reply.level and first in (None, reply.first_prompt) for level, first in begun)
 
 
 def total_success(success: Mapping[str, Success]) -> Success:

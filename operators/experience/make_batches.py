@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from infra.clocks import wall_ms
+from infra.kafka.note import uncommitted_consumer
+from infra.kafka.role_notes import NO_NOTES, ReadNotes, notes_reader
 from infra.runners.step_metrics import phase
 from operators.experience.batch_context import BatchContext
 from operators.experience.buffer_layout import BufferLayout
@@ -24,6 +26,8 @@ from operators.experience.pack_batches import SelectedBatch, divide
 from operators.experience.settlements import PromptOrder, SettlementLedger
 from operators.experience.shard_coordination import ShardCoordinator
 from operators.experience.trainable import ANY_TOKEN, Untrainable, untrainable
+from operators.io.awaiting_notes import AwaitingNotes
+from operators.io.config import ShardConfig
 from operators.io.dead_letters import dead_letter
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored, ShardFold
 from operators.io.pending import PendingOffsets
@@ -32,6 +36,7 @@ from schemas.records import (
     BatchProposal,
     BatchSelection,
     LevelReply,
+    LevelRequest,
     LevelSuccess,
     Outcome,
     Pause,
@@ -59,7 +64,7 @@ class MakeBatches:
     (see `buffer_layout` and `shard_coordination`). `shares` is the trainer's number of shares of a batch; `levels` the
     number of curriculum levels by task; `vocabulary` the model's in tokens (None: only the trainer detects unknown
     tokens, at the cost of a batch); `rewards_failures` says by task whether failed trajectories have a reward to train
-    (see `untrainable`).
+    (see `untrainable`). `shard` is the configuration of any of the shards; a curriculum needs it.
     """
 
     config: ExperienceConfig
@@ -68,12 +73,14 @@ class MakeBatches:
     levels: Mapping[str, int] = field(default_factory=dict)
     vocabulary: int | None = None
     rewards_failures: Mapping[str, bool] = field(default_factory=dict)
+    shard: ShardConfig | None = None
 
     def restore(
         self,
         restored: Restored,
         now: Callable[[], int] = wall_ms,
         clock: Callable[[], float] = time.monotonic,
+        notes: ReadNotes | None = None,
     ) -> _Buffering:
         """The state at a start: from the commit note and the Settled records read back."""
         layout = BufferLayout(self.partitions, self.config.divisions, self.config.shards, restored.shard)
@@ -81,7 +88,13 @@ class MakeBatches:
         window = self.config.make_sampler().success_window
         curricula = Curricula(self.levels, restored.state.get("curriculum"), window)
         metrics = BufferMetrics(restored.group)
-        return _Buffering(self, layout, settlements, curricula, restored.state, metrics, now, clock)
+        if notes is None:
+            notes = NO_NOTES if self.shard is None else _notes_of(self.shard)
+        return _Buffering(self, layout, settlements, curricula, restored.state, metrics, now, clock, notes)
+
+
+def _notes_of(shard: ShardConfig) -> ReadNotes:
+    return notes_reader(shard.run, lambda: uncommitted_consumer(shard.client), undecided=True)
 
 
 class _Buffering(ShardFold):
@@ -97,6 +110,7 @@ class _Buffering(ShardFold):
         metrics: BufferMetrics,
         now: Callable[[], int] = wall_ms,
         clock: Callable[[], float] = time.monotonic,
+        notes: ReadNotes = NO_NOTES,
     ) -> None:
         self._config, self._shares, self._layout = step.config, step.shares, layout
         self._vocabulary, self._rewards_failures = step.vocabulary or ANY_TOKEN, step.rewards_failures
@@ -110,6 +124,7 @@ class _Buffering(ShardFold):
         self._coordinator = ShardCoordinator(layout, step.config.global_batch, bool(self._evictions), state)
         self._groups = Groups()
         self._pending = PendingOffsets()
+        self._level_replies = AwaitingNotes(notes, "prompts", self._pending)
         newest = state.get("newest")
         self._newest = PolicyVersion.parse(newest) if newest else None
         self._metrics = metrics
@@ -119,6 +134,7 @@ class _Buffering(ShardFold):
     def fold(self, polled: Polled) -> list[Output | SelectedBatch]:
         self._settlements.begin_emission()
         with phase("admit experiences"):
+            self._begin_levels(polled.records)
             for received in polled.records:
                 self._handle(received)
         outputs: list[Output | SelectedBatch] = []
@@ -158,9 +174,8 @@ class _Buffering(ShardFold):
                 self._newest = max(filter(None, (self._newest, manifest.version)))
             case Pause() as pause:
                 (self._clock.stop if pause.paused else self._clock.go)()
-            case LevelReply() as reply:
-                if (reason := self._curricula.handle_reply(reply)) is not None:
-                    self._dead_letters.append(dead_letter(received, "make batches", reason, self._now()))
+            case LevelReply() | LevelRequest():
+                pass  # see `_begin_levels`
             case BatchProposal() | BatchSelection():
                 self._coordinator.handle(received)
             case LevelSuccess() as success:
@@ -168,6 +183,14 @@ class _Buffering(ShardFold):
                     self._curricula.handle_success(success, self._layout.shard)
             case _:
                 self._add(received)
+
+    def _begin_levels(self, records: Iterable[ReceivedRecord]) -> None:
+        """Change to the levels of the replies among `records`, unless they are of another program."""
+        name = CURRICULUM.short_name
+        replies, prompts = self._level_replies.take(each for each in records if each.topic == name)
+        for received in replies:
+            if (reason := self._curricula.handle_reply(received.record, prompts)) is not None:
+                self._dead_letters.append(dead_letter(received, "make batches", reason, self._now()))
 
     # -- entering the buffer ------------------------------------------------------------------------------------------
 

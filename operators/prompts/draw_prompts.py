@@ -6,7 +6,7 @@ import bisect
 import hashlib
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -15,9 +15,14 @@ from typing import Any
 
 from infra.clocks import wall_ms
 from infra.kafka.lag import Backlog
+from infra.kafka.note import uncommitted_consumer
+from infra.kafka.role_notes import NO_NOTES, ReadNotes, notes_reader
 from infra.runners.step_metrics import StepCounters, phase
+from operators.io.awaiting_notes import AwaitingNotes
 from operators.io.config import ShardConfig
-from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored, ShardFold
+from operators.io.dead_letters import dead_letter
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored, ShardFold
+from operators.io.pending import PendingOffsets
 from operators.prompts.config import PromptsConfig, TaskConfig
 from operators.prompts.question import UnusableRow
 from operators.prompts.refused_rows import estimate_refused, refusal_kind
@@ -32,6 +37,9 @@ POLL_EVERY_S = 0.5
 """Period of reading how far placement has read the prompts."""
 MOST_AT_ONCE = 1024
 """Prompts of one transaction, at most."""
+
+LEVELS_RECORDED = 8
+"""Of so many levels of a task the commit note has the first prompt: a shard of the buffer may be late by some."""
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +66,14 @@ class DrawPrompts:
         backlog: Backlog | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], int] = wall_ms,
+        notes: ReadNotes | None = None,
     ) -> PromptFold:
+        run, client = self.shard.run, self.shard.client
         if backlog is None:
-            backlog = Backlog(self.shard.client, group_name(self.shard.run, "placement"), PROMPTS.name(self.shard.run))
-        return PromptFold(self, self._tasks(), backlog, restored.state, clock, now)
+            backlog = Backlog(client, group_name(run, "placement"), PROMPTS.name(run))
+        if notes is None:
+            notes = notes_reader(run, lambda: uncommitted_consumer(client), undecided=True)
+        return PromptFold(self, self._tasks(), backlog, restored.state, clock, now, notes)
 
     def _tasks(self) -> list[_Task]:
         tasks, sources = self.config.mixture, open_tasks(self.config)
@@ -87,9 +99,22 @@ class _Task:
     refused: int = 0
     """Questions drawn that became no prompt."""
     cursors: list[int] = field(init=False)
+    begun: deque[tuple[int, int | None]] = field(init=False)
+    """The last levels, each with the number of its first prompt: the buffer validates replies by it. None: begun under
+    release 0.2.0, which did not record the number."""
 
     def __post_init__(self) -> None:
         self.cursors = [0] * len(self.sources)
+        self.begun = deque([(0, 0)], LEVELS_RECORDED)
+
+    def begin(self, level: int, number: int) -> int:
+        """Change to `level` from prompt `number` on; returns the first prompt of it, also if it has begun before."""
+        last, first = self.begun[-1]
+        if level == last and first is not None:
+            return first
+        self.level = level
+        self.begun.append((level, number))
+        return number
 
     @property
     def refused_share(self) -> float:
@@ -117,7 +142,8 @@ class PromptFold(ShardFold):
     """Numbers prompts densely: unusable questions leave no gap.
 
     A level begins at the next prompt after its request, at the position where it was left before. The curriculum topic
-    records the first prompt of each level, so the log determines the question of every prompt.
+    records the first prompt of each level, so the log determines the question of every prompt. Requests that the buffer
+    has not committed as open are of another program.
     """
 
     def __init__(
@@ -128,12 +154,17 @@ class PromptFold(ShardFold):
         state: Mapping[str, Any],
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], int] = wall_ms,
+        notes: ReadNotes = NO_NOTES,
     ) -> None:
         self._now = now
+        self._pending = PendingOffsets()
+        self._requests = AwaitingNotes(notes, "experience", self._pending)
         self._step, self._tasks, self._backlog = step, tasks, backlog
         self._number = state.get("number", 0)
         for task, (cursors, level, *refused) in zip(tasks, state.get("tasks", ()), strict=False):
             task.cursors, task.level, task.refused = list(cursors), level, sum(refused)  # 0.2.0 counted by kind only
+            begun = state.get("levels", {}).get(self._curriculum_of(task), [(level, None)])
+            task.begun = deque(map(tuple, begun), LEVELS_RECORDED)
         self._clock = clock
         fresh = not any(task.questions_drawn for task in tasks)
         # All levels of a table have the same bad rows.
@@ -146,17 +177,23 @@ class PromptFold(ShardFold):
 
     def fold(self, polled: Polled) -> list[Output]:
         with phase("change levels"):
-            replies = [output for received in polled.records for output in self._begin_level(received.record)]
+            requests, buffer = self._requests.take(polled.records)
+            replies = [self._begin_level(received, buffer) for received in requests]
         return replies + self._draw_ahead()
 
-    def _begin_level(self, request: LevelRequest) -> list[Output]:
-        """Change to the requested level; an unknown task has no effect."""
-        replies = []
-        for task in self._tasks:
-            if request.task in ("", task.config.task_name):
-                task.level = min(max(request.level, 0), len(task.sources) - 1)
-                replies.append(LevelReply(request.task, task.level, self._number, self._now()))
-        return [Output(CURRICULUM, LEVEL_REPLY, each) for each in replies]
+    def _begin_level(self, received: ReceivedRecord, buffer: Mapping[str, Any]) -> Output:
+        """Change to the requested level, if `buffer`, the state in the buffer's last note, has the request as open."""
+        request: LevelRequest | LevelReply = received.record
+        task = next((each for each in self._tasks if self._curriculum_of(each) == request.task), None)
+        if task is None or not isinstance(request, LevelRequest) or not is_open(request, buffer):
+            reason = f"the buffer has no open request for level {request.level} of task {request.task[:80]!r}"
+            return dead_letter(received, "change levels", f"{reason}: it is of another program", self._now())
+        first = task.begin(min(request.level, len(task.sources) - 1), self._number)
+        return Output(CURRICULUM, LEVEL_REPLY, LevelReply(request.task, task.level, first, self._now()))
+
+    def _curriculum_of(self, task: _Task) -> str:
+        """The name of the task's curriculum, see `PromptsConfig.curricula`."""
+        return task.config.task_name if self._step.config.tasks else ""
 
     def _draw_ahead(self) -> list[Output]:
         now = self._clock()
@@ -194,7 +231,9 @@ class PromptFold(ShardFold):
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         tasks = [[task.cursors[:], task.level, task.refused] for task in self._tasks]
         refused = {name.removeprefix(REFUSED): count for name, count in self._refused.totals.items()}
-        return Checkpoint(positions, state={"number": self._number, "tasks": tasks, "refused": refused})
+        levels = {self._curriculum_of(task): list(task.begun) for task in self._tasks if len(task.sources) > 1}
+        state = {"number": self._number, "tasks": tasks, "refused": refused, **({"levels": levels} if levels else {})}
+        return Checkpoint(self._pending.low_water(positions), state=state)
 
     def close(self) -> None:
         for task in self._tasks:
@@ -238,6 +277,15 @@ class PromptFold(ShardFold):
         origin = task.config.path or task.config.task
         letter = DeadLetter(DRAW_PROMPTS, reason, origin, 0, number, payload, self._now())
         return Output(DEAD_LETTERS, "", letter)
+
+
+def is_open(request: LevelRequest, buffer: Mapping[str, Any]) -> bool:
+    """Whether `buffer`, the state in the last commit note of the buffer's first shard, has `request` as open.
+
+    Release 0.2.0 recorded only that one is open: True.
+    """
+    _, _, wanted, _ = buffer.get("curriculum", {}).get(request.task, (0, 0, None, {}))
+    return wanted is True or (wanted is not False and wanted == request.level)
 
 
 def draw_task(seed: int, number: int, weights: Sequence[float]) -> int | None:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from infra.kafka.producer import DeliveryFailed
-from infra.kafka.role_notes import notes_reader
+from infra.kafka.role_notes import ReadNotes, notes_reader
 from infra.kafka.simulated_clients import SimulatedClients
 from infra.simulation.process import SimulatedProcess
 from infra.simulation.scheduler import Signal
@@ -71,7 +71,7 @@ class SimulatedStep:
         match step:
             case DrawPrompts():
                 backlog: Any = _Backlog(clients, group_name(step.shard.run, "placement"), PROMPTS.name(step.shard.run))
-                return step.restore(restored, backlog, clock, now)
+                return step.restore(restored, backlog, clock, now, self._undecided_notes(step.shard.run))
             case PlaceTrajectories():
                 return step.restore(restored, clients, clock, now)
             case GenerateTrajectories():
@@ -79,7 +79,8 @@ class SimulatedStep:
             case ScoreTrajectories():
                 return step.restore(restored, now)
             case MakeBatches():
-                return step.restore(restored, now, clock)
+                notes = None if step.shard is None else self._undecided_notes(step.shard.run)
+                return step.restore(restored, now, clock, notes)
             case EmulateTraining() if transfers is not None:
                 return transfers.training(step, restored, process, clients)
             case RelayStep() if transfers is not None:
@@ -93,6 +94,9 @@ class SimulatedStep:
             case _ if transfers is not None:
                 return transfers.rank(step, restored, process, clients)
         raise TypeError(f"{type(step).__name__} cannot be simulated")
+
+    def _undecided_notes(self, run: str) -> ReadNotes:
+        return notes_reader(run, self._clients.observer, undecided=True)
 
     def _generate(self, step: GenerateTrajectories, restored: Restored) -> RolloutFold:
         process, spec = self._process, step.backend

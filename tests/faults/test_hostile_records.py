@@ -7,6 +7,7 @@ run's own, which are transactional.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -15,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.late_run import run_config, wait_until
+from climbing_sampler import CLIMB
+from faults.late_run import CONFIG, run_config, wait_until
 from faults.log_files import read_topic
 from faults.proxied_broker import ProxiedBroker
 from faults.role_threads import close_roles, start_roles
 from faults.wire import rows_of
-from invalid_records import FAR, invalid_records
+from invalid_records import FAR, foreign_levels, invalid_records, level_key
 
 from infra.kafka import topic_reader
 from infra.kafka.note import Note
@@ -34,6 +36,7 @@ from schemas.topics import (
     BATCH_ASSEMBLY,
     BATCHES,
     CONTROL,
+    CURRICULUM,
     DEAD_LETTERS,
     EXPERIENCES,
     INBOX,
@@ -82,6 +85,11 @@ class Log:
         counts = Counter((row["topic"], row["partition"], row["offset"]) for row in self.own(DEAD_LETTERS))
         return {name: max((n for (topic, *_), n in counts.items() if topic == name), default=0) for name in READERS}
 
+    def levels(self) -> list[int]:
+        """The levels that prompts has begun, without immediate repetitions."""
+        begun = [row["level"] for row in self.own(CURRICULUM) if "first_prompt" in row]
+        return [level for level, _ in itertools.groupby(begun)]
+
     def records(self, topic: Topic, kind: type, most: int = 8) -> list[tuple[int, Any]]:
         """The first records of class `kind`, decoded, with their partitions."""
         found = topic_reader.read_topic(self._client, topic.name(self._run))
@@ -125,6 +133,7 @@ def hostile(log: Log, partitions: dict[Topic, int]) -> list[Placed]:
         if isinstance(record, r.MicroBatch) and 0 < record.batch < 1000:
             record = replace(record, batch=10**6)  # the next number is the buffer's: Kafka's ACLs protect it
         found += [(topic, record, partition) for partition in range(partitions.get(topic, 1))]
+    found += [(CURRICULUM, record, 0) for record in foreign_levels()]
     random.Random(0).shuffle(found)
     return [*found, (CONTROL, r.Pause(1, False, "", "", 0), 0)]
 
@@ -136,6 +145,7 @@ def write(kafka: ProxiedBroker, run: str, records: list[Placed]) -> None:
         for topic, record, partition in records:
             key = type(record).__name__ if topic is BATCH_ASSEMBLY else keys.get(topic, "p")
             key = record.group if isinstance(record, r.CommitNote) else key
+            key = level_key(record) if topic is CURRICULUM else key
             value, headers = encode(record)
             producer.send(topic.name(run), value, key=key.encode(), headers=headers, partition=partition)
             if (topic, partition) not in places:
@@ -148,7 +158,11 @@ def write(kafka: ProxiedBroker, run: str, records: list[Placed]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_run_continues_correctly_among_hostile_records(proxied: ProxiedBroker, run_id: str, tmp_path: Path) -> None:
-    config = run_config(proxied, run_id, tmp_path, placement={"prompt_lead": 8})
+    curriculum = {
+        "prompts": CONFIG["prompts"] | {"levels": [{}, {}, {}]},
+        "experience": CONFIG["experience"] | {"sampler": {"name": CLIMB.name}},
+    }
+    config = run_config(proxied, run_id, tmp_path, placement={"prompt_lead": 8}, **curriculum)
     make_topics(config)
     log = Log(proxied, run_id)
     roles = start_roles(config)
@@ -166,6 +180,7 @@ def test_run_continues_correctly_among_hostile_records(proxied: ProxiedBroker, r
         wait_until(
             roles, lambda: later_prompts() > MORE, lambda: f"{later_prompts()} later prompts are trained", EVERY_S
         )
+        wait_until(roles, lambda: log.levels() == [1, 2], lambda: f"levels {log.levels()} have begun", EVERY_S)
         wait_until(roles, lambda: log.readers() == READERS, lambda: f"dead letters are by {log.readers()}", EVERY_S)
         assert {role.name: role.starts for role in roles if role.starts != 1} == {}
         close_roles(roles)
@@ -195,3 +210,6 @@ def test_run_continues_correctly_among_hostile_records(proxied: ProxiedBroker, r
     assert letters["train"] > 10
     letters_of_prompts = [each for each in log.own(DEAD_LETTERS) if each["topic"].split(".")[-1] == PROMPTS.short_name]
     assert any("is of another program: the next of prompts is" in each["reason"] for each in letters_of_prompts)
+    assert log.levels() == [1, 2]
+    assert letters["change levels"] > 10
+    assert sum("prompts has not begun level" in each["reason"] for each in log.own(DEAD_LETTERS)) > 10

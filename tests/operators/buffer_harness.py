@@ -11,6 +11,8 @@ from typing import Any
 from in_memory_log import Log, Shard
 from record_factories import PARTITIONS, experience, failed, manifest, prompt, shard, topic_input, trajectory, version
 
+from infra.kafka.note import Note
+from infra.kafka.role_notes import NotesUnavailable
 from operators.experience.config import ExperienceConfig
 from operators.experience.make_batches import MakeBatches
 from operators.experience.pack_batches import pack_batches
@@ -65,8 +67,19 @@ class Buffer(BufferInputs):
         earliest = topic_input(RELAY), topic_input(CURRICULUM, keys=(LEVEL_REPLY,)), control
         inputs = topic_input(EXPERIENCES, keys=("p", "i"), blocks=True), *earliest
         pack = partial(pack_batches, budget=settings.micro_batch_tokens, shares=1)
-        self.shard = Shard(self.log, shard("experience", *inputs, ledger=("settled",)), step.restore, pack)
+        self.levels_begun: dict[str, list[tuple[int, int | None]]] | None = {}
+        """In the note of prompts, the first prompts of levels; None: release 0.2.0 did not record them."""
+        self.readable = True
+        """Whether the note of prompts can be read."""
+        restore = partial(step.restore, notes=self._notes)
+        self.shard = Shard(self.log, shard("experience", *inputs, ledger=("settled",)), restore, pack)
         self.shard.start()
+
+    def _notes(self, role: str) -> dict[int, Note]:
+        if not self.readable:
+            raise NotesUnavailable("no broker")
+        levels = {} if self.levels_begun is None else {"levels": self.levels_begun}
+        return {0: Note(state={"number": 1000, **levels})} if role == "prompts" else {}
 
     def pause(self, number: int, paused: bool = True) -> None:
         self.log.append(CONTROL, Pause(number, paused, "", "", 0), "pause")

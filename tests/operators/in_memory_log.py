@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
+from infra.kafka.note import Note
 from operators.io.commits import LedgerFloors
 from operators.io.config import ShardConfig
 from operators.io.elements import (
@@ -29,7 +30,7 @@ from operators.io.map_outputs import OutputFunction
 from operators.io.validation import ManifestOrder
 from schemas.block import Block
 from schemas.codec import record_type
-from schemas.topics import Topic
+from schemas.topics import Topic, group_name
 
 
 class ShardFenced(RuntimeError):
@@ -126,6 +127,11 @@ class Log:
 
     def committed(self, group: str) -> _Group:
         return self._groups.setdefault(group, _Group())
+
+    def notes(self, pipeline: str) -> dict[int, Note]:
+        """The last commit of the first shard of `pipeline`, in run `run`, as `infra.kafka.role_notes` reads it."""
+        group = self.committed(group_name("run", pipeline))
+        return {0: Note(group.start, state=group.state)} if group.start else {}
 
     def fence(self, group: str) -> None:
         """Fence the present session of the group."""

@@ -14,6 +14,7 @@ from functools import partial
 from types import SimpleNamespace
 
 from in_memory_log import Log, Shard, ShardFenced
+from levels_shard import levels_shard
 from record_factories import MAX_REPLICAS, PARTITIONS, prompt, shard, topic_input
 from scripted_engine import ScriptedBackend, ScriptedEngine, ScriptedWeights, SilentHeartbeats
 from sharded_buffer_harness import buffer_shards
@@ -23,7 +24,6 @@ from toy_trainer import ToyTrainer
 from operators.evaluation.config import EvaluationConfig
 from operators.evaluation.evaluate_versions import EvaluationFold
 from operators.evaluation.report_rounds import ask_questions, report_rounds
-from operators.experience.config import ExperienceConfig
 from operators.io.config import TopicInput
 from operators.io.elements import Output, Restored, ShardFold
 from operators.io.ledger import TrajectoryLedger
@@ -92,11 +92,11 @@ class PipelineSimulation:
         ]
         score = shard("score", topic_input(TRAJECTORIES, blocks=True), ledger=("experiences",))
         self.score = Shard(self.log, score, _restore_score)
-        buffer = ExperienceConfig(shape.global_batch, shape.staleness, shape.over_age, shards=shape.shards)
-        self.experience = buffer_shards(self.log, buffer, PARTITIONS)
+        self.experience = buffer_shards(self.log, shape.buffer, PARTITIONS, levels=shape.levels)
         evaluation = shard("evaluation", topic_input(EXPERIENCES, keys=("e",)), topic_input(RELAY))
         self.evaluation = Shard(self.log, evaluation, self._restore_evaluation, ask_questions, report_rounds)
         self.shards = [self.placement, *self.rollouts, self.score, *self.experience, self.evaluation]
+        self.shards += [levels_shard(self.log, shape.levels, lambda: self.now)] if shape.levels else []
         for each in self.shards:
             each.start()
 

@@ -42,7 +42,7 @@ def buffer_shards(log: Log, config: ExperienceConfig, partitions: int, ranks: in
                 ledger=("settled",),
                 index=index,
             ),
-            MakeBatches(config, partitions, ranks, {"": levels}).restore,
+            partial(MakeBatches(config, partitions, ranks, {"": levels}).restore, notes=log.notes),
             partial(pack_batches, budget=config.micro_batch_tokens, shares=ranks, divisions=config.divisions),
         )
         for index in range(config.shards)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from operators.experience.config import OverAge
+from operators.experience.config import Component, ExperienceConfig, OverAge
 from operators.placement.config import PlacementConfig, Schedule
 
 TIMEOUT_S = 3.0
@@ -36,6 +36,15 @@ class SimulationConfig:
     shards: int = 1
     """Shards of the buffer."""
     over_age: OverAge = "correct"
+    sampler: Component = field(default_factory=lambda: Component("fifo"))
+    levels: int = 0
+    """Levels of a curriculum; the role prompts then takes part, but draws nothing."""
+
+    @property
+    def buffer(self) -> ExperienceConfig:
+        return ExperienceConfig(
+            self.global_batch, self.staleness, self.over_age, sampler=self.sampler, shards=self.shards
+        )
 
     @property
     def placement(self) -> PlacementConfig:

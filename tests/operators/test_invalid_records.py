@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from invalid_records import FAR, invalid_records, is_decodable, variants
+from climbing_sampler import CLIMB
+from invalid_records import FAR, foreign_levels, invalid_records, is_decodable, level_key, variants
 from pipeline_simulation import PipelineSimulation
 from record_factories import shard as shard_of
 from record_samples import PROMPT, RESPONSE, VERSION
@@ -32,6 +33,7 @@ from schemas.records import AGENT, Assignment, MicroBatch, Progress, TurnEnded, 
 from schemas.topics import (
     BATCH_ASSEMBLY,
     BATCHES,
+    CURRICULUM,
     DEAD_LETTERS,
     EXPERIENCES,
     INBOX,
@@ -46,19 +48,21 @@ SKIPPED = (BATCHES, EXPERIENCES)
 @pytest.mark.parametrize("shards", [1, 2])
 def test_run_completes_with_invalid_records_on_every_topic(shards: int) -> None:
     simulation = PipelineSimulation(
-        0, SimulationConfig(samples=2, global_batch=4, staleness=1, prompts=30, shards=shards)
+        0,
+        SimulationConfig(samples=2, global_batch=4, staleness=1, prompts=30, shards=shards, sampler=CLIMB, levels=3),
     )
     simulation.checks = False
     for shard in simulation.shards:
         shard.validates = True
         shard.start()
     invalid = [(topic, record) for topic, record in invalid_records() if topic not in SKIPPED]
+    invalid += [(CURRICULUM, record) for record in foreign_levels()]
     simulation.rng.shuffle(invalid)
     assert len(invalid) > 800
     written: Counter[str] = Counter()
     for topic, record in invalid:
         key = {REPLICAS: "rollout-3", BATCH_ASSEMBLY: type(record).__name__, INBOX: ""}.get(topic, "p")
-        simulation.log.append(topic, record, key)
+        simulation.log.append(topic, record, level_key(record) if topic is CURRICULUM else key)
         written[type(record).__name__] += 1
         simulation.step()
     asked = {f"p{number}.{member}" for number in range(30) for member in range(2)}
@@ -77,6 +81,12 @@ def test_run_completes_with_invalid_records_on_every_topic(shards: int) -> None:
     assert all(parse_trajectory_id(name).number < FAR for name in trained)
     reasons = Counter(letter.step for letter in simulation.log.rows(DEAD_LETTERS))
     assert reasons["read relay"] > 100
+    assert reasons["change levels"] > 10
+    notes = [simulation.log.committed(shard.config.group).state for shard in simulation.experience]
+    assert [note["curriculum"][""][:2] for note in notes] == [[2, 0]] * shards
+    assert simulation.log.notes("prompts")[0].state["levels"][""] == [(0, 0), (1, 0), (2, 0)]
+    levels = [each.reason for each in simulation.log.rows(DEAD_LETTERS) if "prompts has not begun level" in each.reason]
+    assert len(levels) >= 6 * shards
 
 
 def test_every_record_class_has_invalid_variants() -> None:

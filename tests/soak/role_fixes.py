@@ -59,6 +59,12 @@ LIVENESS = (
         "tests/operators/trainer/test_trainer_memory.py",
     ),
     Fix(
+        "an engine is freed before the next is made",
+        "operators/io/fold_records.py",
+        (("            _release(element.group)\n", ""),),
+        "tests/operators/rollout/test_rollout_memory.py",
+    ),
+    Fix(
         "an untrainable trajectory is settled",
         "operators/experience/make_batches.py",
         (('            self._settle(list(runs_of([member])), "failed", bad.reason)\n', ""),),
@@ -117,6 +123,18 @@ FAULTS = (
         "operators/io/fold_records.py",
         (("        reason = invalid_reason(record)\n", "        reason = None\n"),),
         "tests/operators/io/test_validation.py",
+    ),
+    Fix(
+        "a level request that the buffer has not open is refused",
+        "operators/prompts/draw_prompts.py",
+        ((" or not is_open(request, buffer)", ""),),
+        "tests/operators/prompts/test_draw_prompts.py::test_requests_of_another_program_change_no_level",
+    ),
+    Fix(
+        "a level reply that prompts has not committed is refused",
+        "operators/experience/curriculum.py",
+        (("        if not has_begun(reply, prompts):\n", "        if False:\n"),),
+        "tests/operators/experience/test_curriculum.py::test_curriculum_rejects_replies_of_another_program",
     ),
     Fix(
         "a manifest follows from those before it",

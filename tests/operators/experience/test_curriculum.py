@@ -10,6 +10,7 @@ from operators.experience.batch_context import BatchContext
 from operators.experience.config import Component
 from operators.experience.curriculum import Success, without_oldest
 from operators.experience.samplers import CurriculumSampler
+from operators.io.elements import PartitionKey
 from schemas.records import LevelReply, LevelRequest, RewardComponent
 from schemas.topics import CURRICULUM, DEAD_LETTERS, LEVEL_REPLY, METRICS
 
@@ -26,6 +27,9 @@ def requests(of: Buffer) -> list[tuple[int, float, int]]:
 
 
 def begin_level(of: Buffer, level: int, number: int, task: str = "") -> None:
+    """Begin `level` as prompts does."""
+    if of.levels_begun is not None:
+        of.levels_begun.setdefault(task, []).append((level, number))
     of.log.append(CURRICULUM, LevelReply(task, level, number, 0), LEVEL_REPLY)
 
 
@@ -76,15 +80,60 @@ class AlwaysHarder(CurriculumSampler):
 def test_curriculum_rejects_replies_of_another_program() -> None:
     one = buffer()
     answer(one, 0, 2)
-    begin_level(one, 1, 2**53)
-    begin_level(one, 7, 4)
+    request = one.log.rows(CURRICULUM)[0]
+    foreign = [LevelReply("", 1, 4, 0), LevelReply("", 7, 4, 0), LevelReply("other", 1, 4, 0), request]
+    for each in foreign:  # prompts has begun no level
+        one.log.append(CURRICULUM, each, LEVEL_REPLY)
+    one.shard.run()
     begin_level(one, 1, 4)
-    answer(one, 4, 6, right=0.0)
-    assert [reason.partition(" of ")[0] for reason in (each.reason for each in one.log.rows(DEAD_LETTERS))] == [
-        f"a level from prompt {2**53} on, but the last prompt with an answer is 2",
+    answer(one, 4, right=0.0)
+    for each in (LevelReply("", 2, 4, 0), LevelReply("", 1, 2**53, 0), LevelReply("", 1, 4, 0)):
+        one.log.append(CURRICULUM, each, LEVEL_REPLY)  # the last one repeats that of prompts
+    answer(one, 6, right=0.0)
+    reasons = [letter.reason for letter in one.log.rows(DEAD_LETTERS)]
+    assert [reason.partition(" of ")[0] for reason in reasons] == [
+        "prompts has not begun level 1",
         "level 7",
+        "task 'other' has no curriculum",
+        "a request with the key",
+        "prompts has not begun level 2",
+        "prompts has not begun level 1",
     ]
+    assert reasons[-1].endswith(f" of task '' at prompt {2**53}: the reply is of another program")
+    assert requests(one)[2:] == [(0, 0.0, 4)]  # after the foreign one
+
+
+def test_reply_waits_while_the_note_of_prompts_is_unreadable() -> None:
+    one = buffer()
+    answer(one, 0, 2)
+    one.readable = False
+    begin_level(one, 1, 4)
+    one.shard.run()
+    assert one.log.committed(one.shard.config.group).offsets[PartitionKey("curriculum", 0)] == 2
+    one.shard.start()
+    one.shard.run()
+    one.readable = True
+    answer(one, 4, 6, right=0.0)
     assert requests(one)[1:] == [(0, 0.0, 4)]
+
+
+def test_curriculum_continues_from_notes_of_release_0_2_0() -> None:
+    """They did not say at which prompt a level had begun, and which level was requested."""
+    one = buffer()
+    answer(one, 0, 2)
+    group = one.log.committed(one.shard.config.group)
+    level, since, requested, counts = group.state["curriculum"][""]
+    assert (level, since, requested) == (0, 0, 1)
+    group.state = {**group.state, "curriculum": {"": [level, since, True, counts]}}
+    one.shard.start()
+    one.levels_begun = None
+    answer(one, 4)
+    assert len(requests(one)) == 1  # one is open
+    begin_level(one, 1, 2**53)
+    begin_level(one, 1, 6)
+    answer(one, 6, 8, right=0.0)
+    assert requests(one)[1:] == [(0, 0.0, 4)]
+    assert len(one.log.rows(DEAD_LETTERS)) == 1
 
 
 def test_curriculum_is_separate_for_each_task() -> None:

@@ -12,7 +12,9 @@ from in_memory_log import Log, Shard
 from record_factories import shard, topic_input
 from test_prompt_rendering import StoppingTokenizer
 
-from operators.io.elements import Output, Restored, ShardFold
+from infra.kafka.note import Note
+from infra.kafka.role_notes import NotesUnavailable
+from operators.io.elements import Output, PartitionKey, Restored, ShardFold
 from operators.placement.config import PlacementConfig
 from operators.prompts.config import PromptsConfig
 from operators.prompts.draw_prompts import POLL_EVERY_S, DrawPrompts, PromptFold, _Task
@@ -80,6 +82,10 @@ class Prompts:
     plain_agents: bool = False
     tokenizer: Any = field(default_factory=CharacterTokenizer)
     environment: str = ""
+    requested: int | bool | None = None
+    """The level of the buffer's open request."""
+    readable: bool = True
+    """Whether the buffer's note can be read."""
 
     def __post_init__(self) -> None:
         config = shard("prompts", topic_input(CURRICULUM, keys=(LEVEL_REQUEST,)))
@@ -91,7 +97,12 @@ class Prompts:
     def _restore(self, restored: Restored) -> ShardFold:
         backlog: Any = self.backlog
         task = _Task(self._step.config, [self.questions, *self.harder], self.tokenizer)
-        return PromptFold(self._step, [task], backlog, restored.state, lambda: self.now)
+        return PromptFold(self._step, [task], backlog, restored.state, lambda: self.now, notes=self._notes)
+
+    def _notes(self, role: str) -> dict[int, Note]:
+        if not self.readable:
+            raise NotesUnavailable("no broker")
+        return {0: Note(state={"curriculum": {"": [0, 0, self.requested, {}]}})} if role == "experience" else {}
 
     def outputs(self) -> list[Output]:
         """The outputs of the next poll of the backlog."""
@@ -231,7 +242,18 @@ def test_restart_continues_after_the_last_commit(committed: bool) -> None:
 
 
 def ask(prompts: Prompts, level: int) -> None:
-    prompts.log.append(CURRICULUM, LevelRequest("chain_sum", level, 0, 1.0, 8, 0), LEVEL_REQUEST)
+    """Request `level` as the buffer does."""
+    prompts.requested = level
+    prompts.log.append(CURRICULUM, request(level), LEVEL_REQUEST)
+
+
+def request(level: int, task: str = "") -> LevelRequest:
+    return LevelRequest(task, level, 0, 1.0, 8, 0)
+
+
+def begun(prompts: Prompts) -> list[tuple[int, int]]:
+    """The levels of the replies and their first prompts."""
+    return [(row.level, row.first_prompt) for row in prompts.log.rows(CURRICULUM) if isinstance(row, LevelReply)]
 
 
 @pytest.mark.parametrize("committed", [True, False])
@@ -249,11 +271,9 @@ def test_level_begins_at_its_request_and_is_recorded(committed: bool) -> None:
     prompts.shard.run()
     prompts.shard.start()
     prompts.look()
-    begun = [row for row in prompts.log.rows(CURRICULUM) if isinstance(row, LevelReply)]
-    first = [(row.level, row.first_prompt) for row in begun]
-    assert first == [(1, 3), (2, 9 if committed else 6)]
+    assert begun(prompts) == [(1, 3), (2, 9 if committed else 6)]
     for made in prompts.log.rows(PROMPTS):
-        level = sum(made.number >= number for _, number in first)
+        level = sum(made.number >= number for _, number in begun(prompts))
         assert len(made.text) == 6 + level
 
 
@@ -269,3 +289,55 @@ def test_level_resumes_where_it_was_left_across_restarts() -> None:
     for length in (6, 7):
         drawn = [int(text[:6]) for text in made if len(text) == length]
         assert drawn == list(range(6))
+
+
+def test_requests_of_another_program_change_no_level() -> None:
+    prompts = Prompts(Questions([6]), harder=(Questions([7]), Questions([8])))
+    prompts.look()
+    for foreign in (request(1), LevelReply("", 1, 0, 0)):  # the buffer has none open
+        prompts.log.append(CURRICULUM, foreign, LEVEL_REQUEST)
+    prompts.look()
+    ask(prompts, 1)
+    for foreign in (request(2), request(1, "chain_sum"), request(1)):  # the last one repeats the buffer's
+        prompts.log.append(CURRICULUM, foreign, LEVEL_REQUEST)
+    prompts.look()
+    prompts.requested = None  # the buffer has read the reply
+    prompts.shard.start()
+    prompts.log.append(CURRICULUM, request(0), LEVEL_REQUEST)
+    prompts.look()
+    assert begun(prompts)[1:] == [(1, 6), (1, 6)]  # after the foreign one
+    assert [len(made.text) for made in prompts.log.rows(PROMPTS)] == [6] * 6 + [7] * 6
+    letters: list[DeadLetter] = prompts.log.rows(DEAD_LETTERS)
+    assert [(letter.step, letter.topic, letter.offset) for letter in letters] == [
+        ("change levels", "curriculum", offset) for offset in (0, 1, 3, 4, 9)
+    ]
+    assert letters[2].reason == ("the buffer has no open request for level 2 of task '': it is of another program")
+
+
+def test_request_waits_while_the_buffers_note_is_unreadable() -> None:
+    prompts = Prompts(Questions([6]), harder=(Questions([7]),), readable=False)
+    ask(prompts, 1)
+    assert prompts.look() == ["p0", "p1", "p2"]
+    prompts.shard.start()
+    prompts.look()
+    assert prompts.log.committed(prompts.shard.config.group).offsets[PartitionKey("curriculum", 0)] == 0
+    prompts.readable = True
+    prompts.look()
+    assert begun(prompts) == [(1, 6)]
+    assert prompts.log.committed(prompts.shard.config.group).offsets[PartitionKey("curriculum", 0)] == 1
+
+
+def test_levels_continue_from_notes_of_release_0_2_0() -> None:
+    """They had no level of an open request, and not the first prompt of a level."""
+    prompts = Prompts(Questions([6]), harder=(Questions([7]),))
+    prompts.look()
+    group = prompts.log.committed(prompts.shard.config.group)
+    group.state = {name: value for name, value in group.state.items() if name != "levels"}
+    prompts.shard.start()
+    prompts.look()
+    assert group.state["levels"] == {"": [(0, None)]}
+    prompts.requested = True
+    prompts.log.append(CURRICULUM, request(1), LEVEL_REQUEST)
+    prompts.look()
+    assert begun(prompts) == [(1, 6)]
+    assert group.state["levels"] == {"": [(0, None), (1, 6)]}

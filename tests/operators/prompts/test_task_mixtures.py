@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from in_memory_log import Log, Shard
 from record_factories import shard, topic_input
 from test_draw_prompts import Backlog, CharacterTokenizer
 
+from infra.kafka.note import Note
 from operators.io.elements import Restored, ShardFold
 from operators.prompts.config import PromptsConfig, TaskConfig
 from operators.prompts.draw_prompts import POLL_EVERY_S, DrawPrompts, PromptFold, _Task, draw_task
@@ -57,7 +59,9 @@ class Mixed:
         tasks = [
             _Task(task, own, CharacterTokenizer()) for task, own in zip(config.mixture, open_tasks(config), strict=True)
         ]
-        return PromptFold(self._step, tasks, self._backlog, restored.state, lambda: self.now)  # type: ignore[arg-type]
+        notes = {0: Note(state={"curriculum": {"left": [1, 9, None, {}], "right": [0, 0, 1, {}]}})}
+        backlog: Any = self._backlog
+        return PromptFold(self._step, tasks, backlog, restored.state, lambda: self.now, notes=lambda role: notes)
 
     def draw(self, count: int) -> None:
         """Draw `count` more prompts, or as many as are left."""
