@@ -175,7 +175,7 @@ class FlinkCluster:
     def workers(self) -> list[psutil.Process]:
         """The Beam workers of all pools."""
         found = [each for pool in self.pools for each in _children(self.processes.get(pool))]
-        return [each for each in found if "infra.runners.worker" in _command(each)]
+        return [each for each in found if "infra.runners.worker " in _command(each)]
 
     def _settings(self, name: str) -> dict[str, object]:
         address = self.place.addresses[name]

@@ -1,13 +1,15 @@
 """The data plane of a run as one job of a Flink cluster, whose processes are killed one after the other.
 
 A job manager and two task managers, with a pool of workers beside each of these, as the FlinkDeployment of a run
-configures them; as root each on a host of its own, a network namespace, otherwise on loopback. The tests are in order,
-on one run.
+configures them; as root each on a host of its own, a network namespace, otherwise on loopback. As root the pools, and
+what submits the deployed run, have exactly the mounts, rights and environment of their manifests. The tests are in
+order, on one run.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,14 +23,14 @@ import pytest
 import tomli_w
 from faults.cluster import Cluster
 from faults.network import Network, NoNetwork, within
+from flink_pods import FlinkOfPods, FlinkPods, deployed_plan, flink_manifests, pods_of, settings_of
 from kafka import TopicPartition
-from small_runs import EMULATED
+from pods import until_all
 
 from benchmarks.flink_cluster import MANAGER, FlinkCluster, Place, loopback
-from infra.deploy.config import DeployConfig
-from infra.deploy.kubernetes.operators import flink as flink_resources
-from infra.deploy.kubernetes.pods import POOL_PORT, submitter_pod
-from infra.deploy.plan import CONFIG, DeploymentPlan
+from infra.deploy.kubernetes.names import FLINK_REST_PORT
+from infra.deploy.kubernetes.pods import POOL_PORT
+from infra.deploy.plan import DeploymentPlan
 from infra.kafka.broker import BrokerConfig, start_broker
 from infra.kafka.note import Note, last_notes, uncommitted_consumer
 from infra.kafka.properties import ClientProperties
@@ -36,6 +38,7 @@ from infra.kafka.readiness import wait_for_brokers
 from infra.kafka.topic_reader import read_rows
 from infra.processes import spawn
 from infra.runners.flink_jars import FLINK
+from infra.runners.releases import installed
 from pipelines.config import Config, load_config
 from pipelines.distribution import LAMINAR
 from pipelines.inspect.audit.audit_run import audit
@@ -49,12 +52,14 @@ pytestmark = [
     pytest.mark.skipif("LAMINAR_TEST_FLINK" not in os.environ, reason="make flink-test has it"),
     pytest.mark.usefixtures("killed_programs"),
 ]
-RUN = "flink-cluster"
+RUN, DEPLOYED = "flink-cluster", "flink-goal"
+"""The run of most tests, and one that the pod of its Deployment submits."""
 TASKS = ("task1", "task2")
-KAFKA, MODELS = "kafka", "models"
-"""The hosts of the broker, and of rollouts and trainer."""
+KAFKA, MODELS, SUBMITTER = "kafka", "models", "submitter"
+"""The hosts of the broker, of rollouts and trainer, and of that pod."""
 STEPS = 2
 """Optimizer steps after which the run has evidently continued."""
+NO_PODS = "pods are executed in network namespaces only"
 GOAL = 5
 """Optimizer steps of the run that ends by itself."""
 PATIENCE_S = 300.0
@@ -68,21 +73,16 @@ class ClusterRun:
     flink: FlinkCluster
     place: Place
     reach: Callable[[Callable[[], Any]], Any]
+    pods: FlinkPods | None = None
+    """Those of the deployed run; None on loopback."""
 
-    def start(self, folder: Path, stack: ExitStack, *flags: str) -> psutil.Process:
-        """Submit the data plane with `flags`, a rollout and the trainer, with files in `folder`; `stack` ends them.
-
-        Returns the process that submits the data plane.
-        """
-        file = folder / f"{self.config.run.name}.toml"
+    def start(self, folder: Path, stack: ExitStack) -> None:
+        """Create the topics, and start a rollout and the trainer with files in `folder`; `stack` ends them."""
         self.reach(lambda: wait_for_brokers(self.client, 120.0, lambda *_: None))
         self.reach(lambda: make_topics(self.config))
-        submitting = submit(self.place, MANAGER, folder, "data-plane", str(file), *flags)
-        stack.callback(end, submitting)
-        self.models = [submit(self.place, MODELS, folder, role, str(file)) for role in ("rollout", "trainer")]
-        for each in self.models:
-            stack.callback(end, each)
-        return submitting
+        file = str(folder / f"{self.config.run.name}.toml")
+        for role in ("rollout", "trainer"):
+            stack.callback(end, submit(self.place, MODELS, folder, role, file))
 
     @property
     def client(self) -> ClientProperties:
@@ -156,20 +156,26 @@ class ClusterRun:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterRun]:
     folder = tmp_path_factory.mktemp("cluster")
     with ExitStack() as stack:
-        place, reach, servers = hosts(stack, folder)
-        flink = deployed_flink(folder / "flink", place)
+        place, reach, servers, network = hosts(stack, folder)
+        plan = deployed_plan(settings_of(DEPLOYED, servers, GOAL), len(TASKS), folder)
+        pods = None if network is None else pods_of(plan, network, folder / "pods", TASKS, SUBMITTER)
+        flink = deployed_flink(folder / "flink", place, plan, pods)
         stack.callback(flink.stop)
         flink.start()
-        made = ClusterRun(configured(folder, RUN, servers, 100_000), flink, place, reach)
+        made = ClusterRun(configured(folder, RUN, servers, 100_000), flink, place, reach, pods)
         stack.callback(made.kill)
-        submitting = made.start(folder, stack, "--runner", "flink", "--detach", "--", *flink.options)
+        made.start(folder, stack)
+        how = ("--runner", "flink", "--detach", "--", *flink.options)
+        submitting = submit(place, MANAGER, folder, "data-plane", str(folder / f"{RUN}.toml"), *how)
+        stack.callback(end, submitting)
         assert submitting.wait(120) == 0, (folder / "data-plane.log").read_text()
         yield made
 
 
-def deployed_flink(folder: Path, place: Place) -> FlinkCluster:
-    """A cluster with the settings, the slots and the command of the worker pools that a FlinkDeployment has."""
-    deployment, _ = flink_resources(DeploymentPlan(RUN, "", (), DeployConfig(flink_slots=len(TASKS))))
+def deployed_flink(folder: Path, place: Place, plan: DeploymentPlan, pods: FlinkPods | None) -> FlinkCluster:
+    """A cluster with the settings and the slots of the FlinkDeployment of `plan`, and its worker pools, in `pods` or
+    as processes with the same command."""
+    deployment, _ = flink_manifests(plan)
     spec = deployment["spec"]
     settings, managers = dict(spec["flinkConfiguration"]), spec["taskManager"]
     _, pool = managers["podTemplate"]["spec"]["containers"]
@@ -180,33 +186,30 @@ def deployed_flink(folder: Path, place: Place) -> FlinkCluster:
         str(POOL_PORT),
     )
     slots = int(settings.pop("taskmanager.numberOfTaskSlots"))
-    return FlinkCluster(folder, TASKS, place, slots, settings, [sys.executable, *command[1:]])
+    if pods is None:
+        return FlinkCluster(folder, TASKS, place, slots, settings, [sys.executable, *command[1:]])
+    ports = {"rest_port": FLINK_REST_PORT, "pool_port": POOL_PORT}
+    return FlinkOfPods(folder, TASKS, place, slots, settings, **ports, containers=pods.pools)
 
 
 def configured(folder: Path, name: str, servers: str, goal: int) -> Config:
-    """An emulated run with two shards of score and of the buffer, which may change, written to `folder`."""
-    shards = {"shards": 2}
-    settings = {
-        "run": {**EMULATED["run"], "name": name, "folder": str(folder / "runs"), "time_scale": 20.0},
-        "kafka": {"bootstrap_servers": servers, "partitions": 4},
-        "score": {**EMULATED["score"], **shards},
-        "experience": {**EMULATED["experience"], **shards, "max_shards": 2},
-        "trainer": {**EMULATED["trainer"], "optimizer_steps": goal},
-        "relay": {"store": str(folder / f"{name}-store")},
-    }
+    """The run `name` with its files in `folder`, where its configuration is written to."""
+    settings = settings_of(name, servers, goal)
+    settings["run"]["folder"] = str(folder / "runs")
     file = folder / f"{name}.toml"
-    file.write_text(tomli_w.dumps({**EMULATED, **settings}))
+    file.write_text(tomli_w.dumps({**settings, "relay": {"store": str(folder / f"{name}-store")}}))
     return load_config(file)
 
 
-def hosts(stack: ExitStack, folder: Path) -> tuple[Place, Callable[[Callable[[], Any]], Any], str]:
-    """The hosts, how to reach the broker from here, and its address; the broker is started."""
-    names = (MANAGER, *TASKS, KAFKA, MODELS)
+def hosts(stack: ExitStack, folder: Path) -> tuple[Place, Callable[[Callable[[], Any]], Any], str, Network | None]:
+    """The hosts, how to reach the broker from here, its address, and the network (None: loopback); the broker is
+    started."""
+    names = (MANAGER, *TASKS, KAFKA, MODELS, SUBMITTER)
     try:
         network = stack.enter_context(Network(names, net="198.18.79"))
     except NoNetwork:
         broker = stack.enter_context(start_broker(BrokerConfig(folder / "kafka")))
-        return loopback((*TASKS, MODELS)), lambda work: work(), broker.bootstrap_servers
+        return loopback((*TASKS, MODELS)), lambda work: work(), broker.bootstrap_servers, None
     cluster = Cluster(network, (KAFKA,), folder / "kafka")
     stack.callback(cluster.stop)
     cluster.start()
@@ -215,7 +218,7 @@ def hosts(stack: ExitStack, folder: Path) -> tuple[Place, Callable[[Callable[[],
         lambda name, command: network.command(name, *command),
         lambda work: within(network.hosts[MANAGER], work),
     )
-    return place, lambda work: within(network.hosts[KAFKA], work), cluster.client.bootstrap_servers
+    return place, lambda work: within(network.hosts[KAFKA], work), cluster.client.bootstrap_servers, network
 
 
 def submit(place: Place, host: str, folder: Path, role: str, *arguments: str) -> psutil.Process:
@@ -349,19 +352,39 @@ def test_stop_of_a_submission_ends_its_job_on_the_cluster(run: ClusterRun) -> No
     assert not run.flink.workers(), "they have committed their last outputs"
 
 
-def test_deployed_data_plane_on_flink_reaches_its_goal(run: ClusterRun, tmp_path: Path) -> None:
-    """A run of its own, submitted by the command of the Deployment, in the slots that the other one has left."""
-    servers = run.config.kafka.bootstrap_servers
-    pod = submitter_pod(DeploymentPlan("flink-goal", "", ()), run.flink.master)
-    (container,) = pod["spec"]["containers"]
-    words = [word.replace(f":{POOL_PORT}", f":{run.flink.pool_port}") for word in container["command"]]
-    assert words[:4] == ["laminar", "submit", "data-plane", CONFIG]
+def test_flink_worker_pools_of_another_release_refuse_a_job(run: ClusterRun, tmp_path: Path) -> None:
+    if run.pods is None or not isinstance(run.flink, FlinkOfPods):
+        pytest.skip(NO_PODS)
+    pod, old = run.pods.submitter, run.pods.of_release("0.0.1")
+    config = configured(tmp_path, DEPLOYED, run.config.kafka.bootstrap_servers, GOAL)
+    run.reach(lambda: make_topics(config))
     with ExitStack() as stack:
-        short = ClusterRun(configured(tmp_path, "flink-goal", servers, GOAL), run.flink, run.place, run.reach)
-        submitting = short.start(tmp_path, stack, *words[4:])
-        short.until(lambda: short.step() >= GOAL, "the goal")
-        submitting.terminate()
-        submitting.wait(PATIENCE_S)
+        run.flink.replace_pools(old)
+        stack.callback(run.flink.replace_pools, run.pods.pools)
+        stack.callback(pod.kill)
+        pod.start()
+        refused = f"instead of {installed()['laminar-rl']}, which the job was submitted with: stop the submission"
+        run.until(lambda: any(f"laminar-rl 0.0.1 {refused}" in each.log.read_text() for each in old.values()), refused)
+        pod.evict(PATIENCE_S)
+        assert not run.flink.jobs()
+
+
+def test_deployed_data_plane_on_flink_reaches_its_goal(run: ClusterRun, tmp_path: Path) -> None:
+    """A run of its own, submitted by the pod of its Deployment, in the slots that the other one has left."""
+    if run.pods is None:
+        pytest.skip(NO_PODS)
+    pod, servers = run.pods.submitter, run.config.kafka.bootstrap_servers
+    with ExitStack() as stack:
+        short = ClusterRun(configured(tmp_path, DEPLOYED, servers, GOAL), run.flink, run.place, run.reach)
+        short.start(tmp_path, stack)
+        stack.callback(pod.kill)
+        pod.start()
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            until_all([pod], probe, PATIENCE_S)
+        short.until(lambda: short.step() >= GOAL or not pod.running, "the goal")
+        assert pod.running, pod.log.read_text()[-3000:]
+        pod.send(signal.SIGTERM)
+        pod.wait(PATIENCE_S)
         found = short.reach(lambda: audit(short.client, short.config.run.name, ended=True))
         assert found.passed, found
         assert found.trained == GOAL * short.config.experience.global_batch

@@ -26,7 +26,7 @@ from faults.network import Host, Network
 
 from infra.processes import is_running, spawn
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[1]
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt")
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 ETC = ("passwd", "group", "nsswitch.conf", "ld.so.cache", "localtime", "ssl")
@@ -44,6 +44,10 @@ class Cluster:
     claims: Mapping[str, Path]
     nodes: Mapping[str, Path]
     """The folder in memory of each node."""
+    folders: Mapping[str, Path] = field(default_factory=dict)
+    """More folders of the image, by their paths in it."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of the image."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Addresses by name, as the cluster's name service knows them."""
 
@@ -58,14 +62,15 @@ class Container:
         self.starts = 0
         self._process: psutil.Process | None = None
 
-    def start(self) -> None:
-        """Start the container's command."""
+    def start(self) -> psutil.Process:
+        """Start the container's command, and return the process that ends with it."""
         self.starts += 1
         script = self._cluster.folder / f"{self._pod.name}.sh"
         script.write_text(self._script())
         isolated = ["unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--propagation", "private"]
         command = self._cluster.network.command(self._pod.host.name, *isolated, "sh", str(script))
         self._process = spawn(command, self.log, die_with_parent=True)
+        return self._process
 
     @property
     def running(self) -> bool:
@@ -131,15 +136,17 @@ class Container:
         for each in self.spec.get("env", ()):
             source = each.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
             variables[each["name"]] = fields[source] if source else each["value"]
-        return variables
+        return {**self._cluster.variables, **variables}
 
     def _script(self) -> str:
         """The commands that make the container's root, enter it and become the manifest's user."""
-        root, rights = self._cluster.folder / f"{self._pod.name}.root", self.spec["securityContext"]
+        root = self._cluster.folder / f"{self._pod.name}.root"
+        rights = {**self._pod.rights, **self.spec["securityContext"]}
         root.mkdir(exist_ok=True)
         lines = ["set -e", f"mount -t tmpfs -o size=16m,mode=755 root {root}"]
-        for path in (*SYSTEM, sys.base_prefix, str(ROOT), sys.prefix):
-            lines += _bind(path, f"{root}{path}", read_only=True)
+        programs = {path: path for path in (*SYSTEM, sys.base_prefix, str(ROOT), sys.prefix)}
+        for path, source in {**programs, **self._cluster.folders}.items():
+            lines += _bind(str(source), f"{root}{path}", read_only=True)
         lines += [f"mkdir -p {root}/proc {root}/dev/shm {root}/etc", f"mount -t proc proc {root}/proc"]
         lines += [f"touch {root}/dev/{name} && mount --bind /dev/{name} {root}/dev/{name}" for name in DEVICES]
         lines += [f"ln -s /proc/self/fd {root}/dev/fd", f"mount -t tmpfs -o size=64m,mode=1777 shm {root}/dev/shm"]
@@ -152,8 +159,7 @@ class Container:
             lines.append(f"mount -o remount,ro {root}")
         environment = self._environment()
         words = [_VARIABLE.sub(lambda found: environment[found[1]], word) for word in self.spec["command"]]
-        user = self._pod.rights["runAsUser"]
-        become = ["setpriv", f"--reuid={user}", f"--regid={self._pod.rights['runAsGroup']}", "--clear-groups"]
+        become = ["setpriv", f"--reuid={rights['runAsUser']}", f"--regid={rights['runAsGroup']}", "--clear-groups"]
         become += ["--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"]
         given = [f"{name}={value}" for name, value in environment.items()]
         lines.append(shlex.join(["exec", "chroot", str(root), *become, "env", "-i", "-C", "/", *given, *words]))
