@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ import psutil
 from faults.network import Host, Network
 
 from infra.processes import is_running, spawn
+from operators.autoscaler.kubernetes import ACCOUNT
 
 ROOT = Path(__file__).parents[1]
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt")
@@ -50,6 +51,10 @@ class Cluster:
     """Environment variables of the image."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Addresses by name, as the cluster's name service knows them."""
+    api: str = ""
+    """HOST:PORT of the API server, which every container finds in its environment; empty: none."""
+    account: Path | None = None
+    """What a pod with a service account mounts: its token, and the certificate of the API server's authority."""
 
 
 class Container:
@@ -116,6 +121,14 @@ class Container:
             self._process.kill()
             self._process.wait(30)
 
+    def execute(self, words: Sequence[str], standard_input: bytes) -> None:
+        """Run a command in the container as its user, as `kubectl exec` does. Raises CalledProcessError."""
+        user, group = (self._pod.rights[each] for each in ("runAsUser", "runAsGroup"))
+        inside = ["nsenter", "-t", str(self.process().pid), "-m", "-p", "-n", "-r", "-S", str(user), "-G", str(group)]
+        subprocess.run(
+            [*inside, "--", *words], input=standard_input, env={"PATH": "/usr/bin:/bin"}, timeout=60, check=True
+        )
+
     def passes(self, probe: str) -> bool:
         """Whether the command of `probe` succeeds in the container."""
         words = self.spec[probe]["exec"]["command"]
@@ -133,6 +146,9 @@ class Container:
             "metadata.labels['apps.kubernetes.io/pod-index']": str(self._pod.index),
         }
         variables = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOSTNAME": self._pod.name}
+        if self._cluster.api:
+            host, _, port = self._cluster.api.rpartition(":")
+            variables |= {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
         for each in self.spec.get("env", ()):
             source = each.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
             variables[each["name"]] = fields[source] if source else each["value"]
@@ -155,6 +171,8 @@ class Container:
         for mount in self.spec["volumeMounts"]:
             source = self._pod.volume(mount["name"])
             lines += _bind(str(source), f"{root}{mount['mountPath']}", read_only=mount.get("readOnly", False))
+        if self._pod.has_account:
+            lines += _bind(str(self._cluster.account), f"{root}{ACCOUNT}", read_only=True)
         if rights["readOnlyRootFilesystem"]:
             lines.append(f"mount -o remount,ro {root}")
         environment = self._environment()
@@ -181,6 +199,7 @@ class Pod:
         self.name, self.index, self.node, self.host = name, index, node, host
         self._cluster, self._spec = cluster, template["spec"]
         self.rights = self._spec["securityContext"]
+        self.has_account: bool = self._spec["automountServiceAccountToken"]
         self.grace_s = float(self._spec.get("terminationGracePeriodSeconds", 30))
         self._volumes = {each["name"]: self._make(each) for each in self._spec["volumes"]}
         self.containers = [Container(cluster, self, spec) for spec in self._spec["containers"]]
@@ -237,4 +256,4 @@ def until_all(containers: Iterable[Container], probe: str, timeout_s: float) -> 
             assert each.running, f"{each.name} has ended:\n{each.log.read_text()[-3000:]}"
         waiting = [each for each in waiting if not each.passes(probe)]
         assert time.monotonic() < deadline, f"{probe} of {[each.name for each in waiting]} does not pass"
-        time.sleep(0.5)
+        time.sleep(2.0)  # each try starts a process in each container

@@ -112,12 +112,12 @@ def run_file(folder: Path, name: str) -> Path:
     return file
 
 
-def write_example(folder: Path, settings: Mapping[str, Mapping[str, Any]]) -> Path:
-    """The example with `settings` by section and two rollout processes, as a file."""
+def write_example(folder: Path, settings: Mapping[str, Mapping[str, Any]], rollouts: int = 2) -> Path:
+    """The example with `settings` by section and so many rollout processes, as a file."""
     table = tomllib.loads(_EXAMPLE)
     for section, values in settings.items():
         table[section] = {**table.get(section, {}), **values}
-    table["rollout"]["processes"] = 2
+    table["rollout"]["processes"] = rollouts
     file = folder / "run.toml"
     file.write_text(tomli_w.dumps(table))
     return file

@@ -76,7 +76,14 @@ def as_pod(name: str, service: Mapping[str, Any]) -> dict[str, Any]:
         assert kind == "CMD-SHELL"
         container["health"] = {"exec": {"command": ["sh", "-c", text.replace("$$", "$")]}}
     user = {"runAsUser": USER, "runAsGroup": USER, "fsGroup": USER}
-    return {"spec": {"securityContext": user, "volumes": volumes, "containers": [container]}}
+    return {
+        "spec": {
+            "automountServiceAccountToken": False,
+            "securityContext": user,
+            "volumes": volumes,
+            "containers": [container],
+        }
+    }
 
 
 class Composed:

@@ -51,8 +51,8 @@ for word; do case $word in --from-file=*) cp "${word#*=}" "$CREATED/$4" ;; esac;
 class SecureBrokers(Brokers):
     """Brokers that require authentication, with a private authority and a user for each of `users`."""
 
-    def __init__(self, network: Network, folder: Path, users: set[str]) -> None:
-        super().__init__(network, NAMES, folder)
+    def __init__(self, network: Network, folder: Path, users: set[str], names: tuple[str, ...] = NAMES) -> None:
+        super().__init__(network, names, folder)
         self._users = sorted(users)
 
     def security(self, name: str = NAMES[0]) -> Security:
@@ -62,9 +62,9 @@ class SecureBrokers(Brokers):
     def start(self) -> None:
         secure = self.security()
         secure.folder.mkdir(parents=True)
-        authority, addresses = Authority.create(), [self.network.hosts[name].address for name in NAMES]
+        authority, addresses = Authority.create(), [self.network.hosts[name].address for name in self.names]
         authority.write(secure.folder / "ca.pem", secure.folder / "ca.key")
-        write_private(secure.folder / "broker.pem", authority.issue(BROKER, (*NAMES, *addresses)))
+        write_private(secure.folder / "broker.pem", authority.issue(BROKER, (*self.names, *addresses)))
         secure.create(self._users)
         secure.write_clients(f"{addresses[0]}:{PORT}")
         super().start()
