@@ -174,6 +174,8 @@ def test_deployed_example_runs_to_a_passed_audit(deployed: Deployed) -> None:
 
     _until(lambda: _versions(deployed) > STEPS and _generating(deployed) == {0, 1}, roles)
     _check_the_tier(deployed)
+    for index in (1, 0):  # the second one is the trainer's
+        _lose_memory(deployed, index, roles)
     assert late.evict(NOTICE_S) == 0, late.log.read_text()[-3000:]  # its StatefulSet starts it again
     late.start()
     until_all([late], "readinessProbe", START_S)
@@ -239,6 +241,22 @@ def _check_the_tier(deployed: Deployed) -> None:
     for folder in deployed._cluster.nodes.values():
         files = (folder / default_root(deployed.run).name).iterdir()
         assert [each.name for each in files if version_of(each.name)]
+
+
+def _lose_memory(deployed: Deployed, index: int, roles: list[Container]) -> None:
+    """A node loses the files of its store: new versions arrive there, its rollout uses them, and no role ends."""
+    store = deployed._cluster.nodes[NODES[index]] / default_root(deployed.run).name
+    before, lost = {each for each in store.iterdir() if version_of(each.name)}, _versions(deployed)
+    for file in store.iterdir():
+        file.unlink(missing_ok=True)
+    _until(lambda: bool({each for each in store.iterdir() if version_of(each.name)} - before), roles)
+    _until(lambda: _newest_used(deployed, index) >= lost, roles)
+
+
+def _newest_used(deployed: Deployed, replica: int) -> int:
+    """The number of the newest version with which a replica has finished a trajectory."""
+    rows = (row for row in deployed.rows(TRAJECTORIES) if isinstance(row, Trajectory) and row.replica == replica)
+    return max((each.policy_version.number for each in rows if each.policy_version is not None), default=-1)
 
 
 def _pods_of(document: dict[str, Any]) -> list[str]:
