@@ -52,7 +52,10 @@ def settings_for_hosts(table: Mapping[str, Any]) -> dict[str, Any]:
     found |= {section: table[section] for section in ("progress", "placement")}
     found["rollout"] = _rollout(table["rollout"])
     found["relay"] = _relay(table["relay"])
-    if table["rollout"]["engine"] == "emulated":  # whether its trainer is, too, decides which settings it may have
+    if (
+        table["rollout"]["engine"] == "emulated"
+    ):  # which has no tokenizer; whether its trainer is, too, decides on its shares
+        found["prompts"] = {"source": "synthetic"}
         found["trainer"]["learner"] = {"name": _elsewhere(table["trainer"]["learner"]["name"])}
     return found
 

@@ -49,7 +49,7 @@ def submit(
     pipeline: Annotated[
         str, typer.Argument(metavar="PIPELINE", help=f"One of {', '.join(ALL_PIPELINES)}, or {DATA_PLANE}.")
     ],
-    source: Annotated[
+    config: Annotated[
         str,
         typer.Argument(
             metavar="CONFIG",
@@ -137,9 +137,9 @@ def submit(
     if not (dry_run or detach):  # before the imports, which take long
         remove_stale_report(os.environ)
     if group_size > 1:
-        raise typer.Exit(_group(context, pipeline, source, changes or [], index or 0, group_size, runner))
+        raise typer.Exit(_group(context, pipeline, config, changes or [], index or 0, group_size, runner))
     with ProgressPrinter(f"{pipeline}: loads the libraries", only_slow=True):
-        draft = _draft(source, pipeline, changes or [])
+        draft = _draft(config, pipeline, changes or [])
         loaded = draft.config
         if machine is not None:
             index = relay_of(machine)
@@ -150,7 +150,7 @@ def submit(
         if detach:  # before the larger imports: the role may be submitted already
             return _detached(draft, pipeline, index, runner, context.args, json)
         if dry_run:
-            return _outlined(draft, Path(source), pipeline, index, runner, context.args, svg, json)
+            return _outlined(draft, Path(config), pipeline, index, runner, context.args, svg, json)
         from pipelines.run.submission.detached import in_foreground, record_foreground, refuse_submitted
 
         if loaded.run.name:
@@ -166,7 +166,7 @@ def submit(
             with ProgressPrinter(f"{pipeline}: loads the pipeline", only_slow=True):
                 for role in process.roles:
                     import_pipeline(role)
-            with claimed_store(loaded, process), guarded(loaded, Path(source), process):
+            with claimed_store(loaded, process), guarded(loaded, Path(config), process):
                 run_process(loaded, process, runner, context.args)
     except Exception as error:
         detached = (loaded.run_folder / SUBMITTED / f"{process.name}.json").exists()

@@ -20,6 +20,7 @@ from infra.kafka.topic_reader import read_rows
 from pipelines.config import load_config
 from pipelines.distribution import LAMINAR
 from pipelines.inspect.audit.audit_run import audit
+from pipelines.run.topics import make_topics
 from schemas.records import Settled, Trajectory, WeightVersion
 from schemas.topics import RELAY, SETTLED, TRAJECTORIES
 
@@ -59,7 +60,9 @@ def test_host_joins_with_an_address_a_relay_and_a_token(
     }
     file = here / "config.toml"
     file.write_text(tomli_w.dumps(settings))
-    client = load_config(file).kafka.client()
+    config = load_config(file)
+    client = config.kafka.client()
+    make_topics(config)
 
     def rows(topic: Any, kind: type) -> list[Any]:
         return list(read_rows(client, topic.name(run_id), kind))
@@ -87,9 +90,11 @@ def test_host_joins_with_an_address_a_relay_and_a_token(
             return "\n".join([*texts, *(file.read_text()[-4000:] for file in host.glob("*.txt"))])
 
         def is_reached() -> bool:
+            if any(each.final for each in rows(RELAY, WeightVersion)):
+                return True
             assert all(each.exit_code() is None for each in own), outputs()
             assert all(each.poll() is None for each in started), outputs()
-            return any(each.final for each in rows(RELAY, WeightVersion))
+            return False
 
         deadline = time.monotonic() + 400
         while not is_reached():
@@ -105,7 +110,9 @@ def test_host_joins_with_an_address_a_relay_and_a_token(
     made = {each.trajectory_id: each.replica for each in rows(TRAJECTORIES, Trajectory)}
     assert len(trained) >= STEPS * 16
     assert {made[name] for name in trained} == {REPLICA}
-    assert not list(host.glob("runs/*/*/*.safetensors"))
-    assert all(str(here) not in saved.read_text() for saved in host.glob("runs/*/submitted/*.toml"))
+    assert not list(host.glob(f"runs/{run_id}/*/*.safetensors"))
+    saved = [each.read_text() for each in host.glob(f"runs/{run_id}/submitted/*.toml")]
+    assert len(saved) == len(started)
+    assert not any(str(here) in each for each in saved)
     found = audit(client, run_id)
     assert found.passed, found

@@ -16,6 +16,7 @@ from infra.kafka.run_files import write_run_files
 from infra.models.config_files import is_without_weights, read_config_files
 from pipelines.config import Config, ConfigError, parse_config, plain_table
 from pipelines.roles import Role
+from pipelines.run.preflight import missing_requirements
 from pipelines.run.submission import joining
 from pipelines.run.submission.joining import NotWritten, RunAddress, join_run
 from pipelines.run.submission.role_checks import role_problems
@@ -70,6 +71,7 @@ def test_rollout_joins_with_kafkas_address_and_a_token(config: Config, host: Pat
     assert read_config_files(folder) == read_config_files(config.model_folder())
     assert is_without_weights(folder)
     assert list(role_problems(found, Role("rollout"))) == []
+    assert list(missing_requirements(found, warm_start=False)) == []  # of a dry run
     assert (host / "runs" / "latest").resolve() == folder.parent
     assert joined(config, "rollout", TOKEN).model.path == str(folder)
     assert joined(config, "rollout", TOKEN, f"model.path={config.model.path}").model == config.model
@@ -91,6 +93,22 @@ def test_join_names_the_token_and_files_that_a_host_lacks(config: Config) -> Non
     own = "rollout.environments.0.name=maze.py:Maze"
     assert joined(config, "rollout", TOKEN, own).rollout.environments[0].name == "maze.py:Maze"
     assert joined(config, "relay", TOKEN).relay.token_file == "token"
+
+
+def test_emulated_rollout_joins_with_the_address_alone(config: Config, host: Path) -> None:
+    table = {"run": {"name": config.run.name}, "kafka": plain_table(config)["kafka"]}
+    lengths = {"file": "/home/ada/lengths.jsonl"}
+    emulated = {"engine": "emulated", "replicas": 2, "emulation": {"stride": 8}}
+    make_topic(config)
+    source = {"prompts": {"source": "synthetic"}}
+    publish_run_files(parse_config(table | source | {"rollout": emulated}, "run.toml"))
+    found = joined(config, "rollout")
+    assert (found.rollout.replicas, found.rollout.emulation.stride) == (2, 8)
+    assert list(missing_requirements(found, warm_start=False)) == []
+    publish_run_files(parse_config(table | source | {"rollout": emulated | {"emulation": {"lengths": lengths}}}, "run"))
+    with pytest.raises(ConfigError, match=r"add --set rollout\.emulation\.lengths\.file=lengths\.jsonl"):
+        joined(config, "rollout")
+    assert sorted(each.name for each in host.iterdir()) == ["token"]
 
 
 def test_vllm_joins_with_a_model_folder_of_the_host_only(config: Config) -> None:
