@@ -57,7 +57,11 @@ with open(os.environ["LAMINAR_REPORT"], "w") as report:
 SETTINGS: dict[str, Any] = {
     **SMALL,
     "run": {**SMALL["run"], "name": "guarded", "audit_every_s": 5.0},
-    "kafka": {"bootstrap_servers": f"{KAFKA}:9092", "client_properties": "/etc/laminar-secrets/{role}.properties"},
+    "kafka": {
+        "bootstrap_servers": f"{KAFKA}:9092",
+        "client_properties": "/etc/laminar-secrets/{role}.properties",
+        "replication_factor": 1,
+    },
     "prompts": {
         "source": "jsonl",
         "path": "/laminar/rows.jsonl",
