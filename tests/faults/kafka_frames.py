@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -98,12 +99,72 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
 
 
 def error_code_of(request: Request, response: bytes) -> int | None:
-    """The error code at the start of a response to EndTxn, AddOffsetsToTxn or InitProducerId; None for others."""
-    if request.api not in (Api.END_TXN, Api.ADD_OFFSETS_TO_TXN, Api.INIT_PRODUCER_ID):
+    """The first error code in the response to one of `TRANSACTIONAL`, 0 if it has none; None for other requests."""
+    if request.api not in TRANSACTIONAL:
         return None
     flexible = request.version >= _FLEXIBLE_FROM[Api(request.api)]
-    at = 8 + (1 if flexible else 0) + 4  # header, its (empty) tagged fields, throttle_time_ms
-    return int(struct.unpack_from(">h", response, at)[0])
+    fields = _Fields(response, 8, flexible)
+    fields.skip_tags()  # of the header
+    if request.api == Api.PRODUCE:
+        return _first_error(fields, lambda: _skip_produced(fields, request.version))
+    fields.skip(4)  # throttle_time_ms
+    if request.api in (Api.ADD_PARTITIONS_TO_TXN, Api.TXN_OFFSET_COMMIT):
+        return _first_error(fields, lambda: None)
+    return fields.int16()
+
+
+def _first_error(fields: _Fields, skip_rest: Callable[[], None]) -> int:
+    """The first error of a list of topics with a list of partitions: number, error code, and what `skip_rest` reads."""
+    codes = []
+    for _ in range(fields.length(4)):
+        fields.skip(fields.length(2))  # the topic's name
+        for _ in range(fields.length(4)):
+            fields.skip(4)
+            codes.append(fields.int16())
+            skip_rest()
+            fields.skip_tags()
+        fields.skip_tags()
+    return next((code for code in codes if code), 0)
+
+
+def _skip_produced(fields: _Fields, version: int) -> None:
+    """Read what follows the error code of a partition in the response to Produce."""
+    fields.skip(8 + (8 if version >= 2 else 0) + (8 if version >= 5 else 0))  # offset, time, first offset of the log
+    if version >= 8:
+        for _ in range(fields.length(4)):  # errors of records
+            fields.skip(4)
+            fields.skip(fields.length(2))
+            fields.skip_tags()
+        fields.skip(fields.length(2))  # error message
+
+
+class _Fields:
+    """The fields of a message from byte `at` on; `flexible`: with compact lengths and tagged fields."""
+
+    def __init__(self, data: bytes, at: int, flexible: bool) -> None:
+        self._data, self._at, self._flexible = data, at, flexible
+
+    def int16(self) -> int:
+        """The next 16-bit number."""
+        self._at += 2
+        return int(struct.unpack_from(">h", self._data, self._at - 2)[0])
+
+    def length(self, size: int) -> int:
+        """The next length, of `size` bytes unless compact; 0 for null."""
+        if self._flexible:
+            length, self._at = _unsigned_varint(self._data, self._at)
+            return max(0, length - 1)
+        self._at += size
+        return max(0, int.from_bytes(self._data[self._at - size : self._at], signed=True))
+
+    def skip(self, count: int) -> None:
+        """Skip `count` bytes."""
+        self._at += count
+
+    def skip_tags(self) -> None:
+        """Skip tagged fields."""
+        if self._flexible:
+            self._at = _skip_tagged_fields(self._data, self._at)
 
 
 def _unsigned_varint(data: bytes, at: int) -> tuple[int, int]:

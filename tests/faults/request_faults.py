@@ -133,6 +133,15 @@ class LateRequest(PassingFault):
         broker.abort()
         self.released.set()
 
+    def check_outcome(self) -> None:
+        """Raise AssertionError if the outcome is unknown, or the broker accepted the request in a later session."""
+        assert isinstance(self.answer, int), f"the outcome of {self.request} is unknown: {self.answer}"
+        apis = [request.api for request in self.seen]
+        later = apis[apis.index(Api.INIT_PRODUCER_ID) :] if Api.INIT_PRODUCER_ID in apis else []
+        begun = set(later) > {Api.INIT_PRODUCER_ID}  # before, the session may not have its epoch yet
+        accepted = self.answer == 0 and self.request is not None and self.request.api != Api.INIT_PRODUCER_ID
+        assert not (begun and accepted), f"{self.request} was accepted in a later session, after {self.seen[-1]}"
+
 
 class Delay(PassingFault):
     """Delays every matching request by `seconds`."""

@@ -5,14 +5,23 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from faults.kafka_frames import Api
+from faults.kafka_frames import TRANSACTIONAL, Api, Request, error_code_of
 from faults.kafka_proxy import KafkaProxy
 from faults.log_files import LoggedRecord, read_topic
 from faults.proxied_broker import ProxiedBroker
 from faults.request_faults import Delay, Duplicate, LateRequest, LostRequest, LostResponse, Match, before_request
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.protocol.producer import (
+    AddOffsetsToTxnResponse,
+    AddPartitionsToTxnResponse,
+    EndTxnResponse,
+    InitProducerIdResponse,
+    ProduceResponse,
+    TxnOffsetCommitResponse,
+)
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 
@@ -117,3 +126,54 @@ def test_log_files_show_transaction_outcomes(proxied: ProxiedBroker, topic: str)
     finally:
         consumer.close(autocommit=False)
     assert seen == [r.value for r in logged(proxied, topic) if r.outcome == "committed"] == [b"a", b"c"]
+
+
+def response_to(api: Api, version: int, codes: list[list[int]]) -> bytes:
+    """A response as kafka-python encodes it: the error code of each partition of each topic."""
+    topic: Any
+    if api == Api.PRODUCE:
+        topic = ProduceResponse.TopicProduceResponse
+        rest: dict[str, Any] = {"base_offset": 3, "log_append_time_ms": -1, "log_start_offset": 0, "record_errors": []}
+        if version >= 8:
+            error = topic.PartitionProduceResponse.BatchIndexAndErrorMessage(1, "no")
+            rest |= {"record_errors": [error], "error_message": "none"}
+        parts = [
+            [topic.PartitionProduceResponse(index=n, error_code=code, **rest) for n, code in enumerate(of)]
+            for of in codes
+        ]
+        response = ProduceResponse(responses=[topic(name="topic", partition_responses=each) for each in parts])
+    elif api == Api.TXN_OFFSET_COMMIT:
+        topic = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
+        parts = [[topic.TxnOffsetCommitResponsePartition(n, code) for n, code in enumerate(of)] for of in codes]
+        response = TxnOffsetCommitResponse(topics=[topic(name="topic", partitions=each) for each in parts])
+    elif api == Api.ADD_PARTITIONS_TO_TXN:
+        topic = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
+        parts = [[topic.AddPartitionsToTxnPartitionResult(n, code) for n, code in enumerate(of)] for of in codes]
+        topics = [topic(name="topic", results_by_partition=each) for each in parts]
+        response = AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
+    else:
+        kinds = {Api.INIT_PRODUCER_ID: InitProducerIdResponse, Api.ADD_OFFSETS_TO_TXN: AddOffsetsToTxnResponse}
+        response = kinds.get(api, EndTxnResponse)(error_code=codes[-1][-1])
+    response.throttle_time_ms = 7
+    tags = b"\0" if response.flexible_version_q(version) else b""
+    return bytes(8) + tags + bytes(response.encode(version=version))
+
+
+LATEST = {
+    Api.PRODUCE: 12,
+    Api.INIT_PRODUCER_ID: 4,
+    Api.ADD_PARTITIONS_TO_TXN: 3,
+    Api.ADD_OFFSETS_TO_TXN: 4,
+    Api.TXN_OFFSET_COMMIT: 5,
+    Api.END_TXN: 4,
+}
+"""The last version whose response is parsed; clients send no later one."""
+
+
+@pytest.mark.parametrize("api", TRANSACTIONAL, ids=lambda api: api.name.lower())
+def test_error_code_is_found_in_each_version(api: Api) -> None:
+    for version in range(3 if api == Api.PRODUCE else 0, LATEST[api] + 1):
+        request = Request(api, version, 1, "id", b"")
+        assert error_code_of(request, response_to(api, version, [[0, 0], [0]])) == 0
+        assert error_code_of(request, response_to(api, version, [[0, 0], [0, 90]])) == 90
+    assert error_code_of(Request(Api.FETCH, 4, 1, None, b""), b"") is None

@@ -94,6 +94,7 @@ def test_session_loses_nothing_by_a_late_request(kafka: ProxiedBroker, shard: Co
             shard.close()  # the next session asks for one
         shard.run(until=late.released.is_set)
         kafka.proxy.clear()
+        late.check_outcome()
         if (offset := reader.committed(TopicPartition("numbers", 0))) != shard.copied:
             went_back.append(f"offset {offset} where {shard.copied} was committed, after {late.seen[-1]}")
     reader.close(autocommit=False)
