@@ -283,6 +283,23 @@ def report_resets(consumer: Any, report: Callable[[Any, int, int], None]) -> Non
     subscription.request_offset_reset, fetcher._reset_offset_if_needed = request_and_note, reset_and_report
 
 
+def offsets_by_topic(request: Callable[[list[Any]], dict[Any, int]], places: Iterable[Any]) -> dict[Any, int]:
+    """What `request`, a consumer's `beginning_offsets` or `end_offsets`, returns for `places`.
+
+    kafka-python raises KeyError if it knows the leaders of some topics only, and looks for them if it knows none.
+    """
+    topics: dict[str, list[Any]] = {}
+    for place in places:
+        topics.setdefault(place.topic, []).append(place)
+    return {place: offset for of_topic in topics.values() for place, offset in request(of_topic).items()}
+
+
+def fetch_at_most(consumer: Any, size: int) -> None:
+    """Let `consumer` fetch at most `size` bytes of a partition at once from now on, but always a whole batch."""
+    if (fetcher := getattr(consumer, "_fetcher", None)) is not None:  # a simulated consumer has none
+        fetcher.config["max_partition_fetch_bytes"] = size
+
+
 def read_fetched_with(consumer: Any, partition_records: type) -> None:
     """Let `consumer` read what it has fetched of a partition by this class, of `Fetcher.PartitionRecords`."""
     consumer._fetcher.PartitionRecords = partition_records

@@ -125,16 +125,23 @@ def uncommitted_consumer(client: ClientProperties) -> KafkaConsumer:
     return consumer
 
 
-def last_note(observer: KafkaConsumer, place: TopicPartition, group: str, begin: int | None = None) -> Note | None:
+def last_note(
+    observer: KafkaConsumer,
+    place: TopicPartition,
+    group: str,
+    begin: int | None = None,
+    accept: Callable[[Note], None] = lambda note: None,
+) -> Note | None:
     """The note of the last commit of `group`; None if there is none at or after offset `begin`.
 
-    Records of other programs do not count: those without a transaction, and notes that do not follow the one before.
+    `accept` gets those before it, too; compaction has removed some. Records of other programs do not count: those
+    without a transaction, and notes that do not follow the one before.
 
     Raises NoteUndecided if the group's last transaction is still open, KafkaTimeoutError if the partition cannot be
     read to its end; OldRelease if a note of any group was written by release 0.1.0; ValueError for a record that is no
     note.
     """
-    notes, undecided = _committed_notes(observer, place, lambda key: key == group, begin)
+    notes, undecided = _committed_notes(observer, place, lambda key: key == group, begin, accept)
     if undecided:
         raise NoteUndecided(
             f"the last transaction of {group} is neither committed nor aborted in {place.topic}; "
@@ -166,9 +173,13 @@ def notes_in(batches: Iterable[RecordBatch], topic: str) -> dict[str, Note]:
 
 
 def _committed_notes(
-    observer: KafkaConsumer, place: TopicPartition, is_wanted: Callable[[str], bool], begin: int | None
+    observer: KafkaConsumer,
+    place: TopicPartition,
+    is_wanted: Callable[[str], bool],
+    begin: int | None,
+    accept: Callable[[Note], None] = lambda note: None,
 ) -> tuple[dict[str, Note], list[_NoteRecord]]:
-    """The last committed notes by group, and further ones of transactions that are undecided."""
+    """The last committed notes by group, and further ones of transactions that are undecided; `accept` gets all."""
     last: dict[str, Note] = {}
     undecided: dict[int, list[_NoteRecord]] = {}
     for found in read_to_end(observer, place, begin):
@@ -176,6 +187,7 @@ def _committed_notes(
             ended = undecided.pop(found.producer_id, [])
             for record in ended if found.committed else ():
                 _accept(last, record)
+                accept(last[record.group])
         elif found.transactional:
             for headers in set(found.headers):
                 reject_old_release(headers)

@@ -32,7 +32,7 @@ from kafka.errors import (
 from infra.kafka.aborted_outputs import check_outputs
 from infra.kafka.client_patches import position_in
 from infra.kafka.clients import KafkaClients, SessionClients
-from infra.kafka.commit_check import CommitCheck
+from infra.kafka.commit_check import CommitCheck, CommittedOffsets
 from infra.kafka.commit_progress import CommitProgress
 from infra.kafka.group_progress import GroupProgress
 from infra.kafka.input_positions import input_of_each, seek_inputs
@@ -250,6 +250,7 @@ class Session:
             place = name_of((written.topic, written.partition))
             first.setdefault(place, written.offset)
             final[place] = written.offset
+        self._check.wrote(final)
         self._outputs.update(final)
         known = final.keys() <= self._written.keys()
         self._written |= final
@@ -267,6 +268,7 @@ class Session:
         if grouped:
             self._group.wrote(self._clients.monotonic())
         self._note_at, self.noted = noted.get(timeout=0).offset, note.commit
+        self._check.wrote({name_of(config.restore): self._note_at})
         return first
 
     def _end_own_transactions(self, places: Collection[TopicPartition]) -> None:
@@ -278,9 +280,9 @@ class Session:
         return [TopicPartition(*place_of(name)) for name in self._outputs]
 
     def verify(self) -> None:
-        """Every VERIFY_COMMITS commits: raise SessionLost if another note than that of the last commit is the last (a
-        transaction ended from outside, or misjudged), Fenced if a later start's is, LogTruncated if an output is gone,
-        OutputAborted. See `CommitCheck`.
+        """Every VERIFY_COMMITS commits: raise SessionLost if another note than that of the last commit is the last, or
+        one since the last check was aborted (a transaction ended from outside, or misjudged), Fenced if a later start's
+        is the last, LogTruncated if an output is gone, OutputAborted. See `CommitCheck`.
         """
         if self.lost is not None or not self._check.due(self.commits):
             return
@@ -338,7 +340,7 @@ class Session:
         written = write_aborted(self._producer, config.group, [restore])
         with self._observer() as observer:
             check_present(observer.end_offsets([restore]), written)
-            note = last_note(observer, restore, config.group)
+            note = last_note(observer, restore, config.group, accept=(before := CommittedOffsets()).add_noted)
             check_layout(observer, config, note)
             if note is not None:
                 self._outputs.update(note.written)
@@ -350,7 +352,7 @@ class Session:
             check_present(ends, written)
             ends_before = {**ends, **written}
             check_written(config.group, {tp: self.note.written.get(name_of(tp), -1) for tp in places}, ends_before)
-            check_outputs(observer, config.group, self.note.written)
+            check_outputs(observer, config.group, before.written)
             if note is None:
                 committed = self._clients.committed(config.group)
                 self._check_first_start(traces_of(observer, config, begins, ends, committed))

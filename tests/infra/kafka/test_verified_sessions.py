@@ -9,16 +9,17 @@ import pytest
 from kafka import KafkaProducer, TopicPartition
 from kafka.errors import KafkaTimeoutError
 from markers import wait_for_markers
-from shard_sessions import Open, named, record, write_note
+from shard_sessions import Open, named, record, visible, write_note
 
 from infra.kafka import note, owner_check
-from infra.kafka.aborted_outputs import OutputAborted, check_outputs
+from infra.kafka.aborted_outputs import OutputAborted, check_outputs, read_outcomes
 from infra.kafka.admin import TopicSpec, admin_client, create_topics, delete_topics
 from infra.kafka.log_gaps import LogTruncated
 from infra.kafka.note import Note
+from infra.kafka.open_transactions import open_transactions, write_marker
 from infra.kafka.record_batches import Marker
 from infra.kafka.session import Fenced, Outgoing, Session, SessionLost
-from infra.kafka.session_config import SessionConfig
+from infra.kafka.session_config import Partition, SessionConfig
 
 
 @pytest.fixture(autouse=True)
@@ -93,9 +94,113 @@ def test_outputs_are_checked_without_what_follows_them(config: SessionConfig, op
             other.send(place.topic, b"x" * 1000)
     with session._observer() as observer:
         (end,) = observer.end_offsets([TopicPartition(*place)]).values()
-        check_outputs(observer, config.group, {named(place): 1})
+        check_outputs(observer, config.group, {named(place): [1]})
         assert end > 4000
         assert observer.position(TopicPartition(*place)) < end / 2
+
+
+def commit_but_abort(session: Session, place: Partition, outputs: list[Outgoing], note_due: bool = True) -> None:
+    """Commit, while an administrator aborts the transaction in `place` alone: nobody notices."""
+    producer, client = session._producer, session.config.client
+    wait_for_markers(client, place.topic)
+    commit = producer.commit_transaction
+
+    def abort_before() -> None:
+        with admin_client(client) as admin:
+            (found,) = open_transactions(admin, [place.topic])
+            write_marker(admin, found)
+        commit()
+
+    producer.commit_transaction = abort_before
+    session.commit(outputs, {}, {}, {}, note_due=note_due)
+    del producer.commit_transaction
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_verify_finds_an_output_aborted_before_others(
+    config: SessionConfig, opened: Open, monkeypatch: pytest.MonkeyPatch, noted: bool
+) -> None:
+    """With a note of its transaction, or without one; whatever was committed later."""
+    monkeypatch.setattr("infra.kafka.commit_check.VERIFY_COMMITS", 5)
+    session, place = opened(config), config.ledger[0]
+    session.commit([record(config, b"A")], {}, {}, {})
+    commit_but_abort(session, place, [record(config, b"B")], noted)
+    assert session.noted == (3 if noted else 2)
+    for value in (b"C", b"D"):
+        session.verify()  # not due yet
+        session.commit([record(config, value)], {}, {}, {})
+    wait_for_markers(config.client, place.topic, config.restore.topic)
+    assert visible(config, place.topic) == [b"A", b"C", b"D"]
+    with pytest.raises(OutputAborted, match=f"output at offset 2 of {place.topic}, partition 0, was aborted"):
+        session.verify()
+
+
+def test_verify_finds_a_note_aborted_before_others(
+    config: SessionConfig, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No output is lost, and the next session reads a later note."""
+    session = opened(config)
+    session.verify()
+    monkeypatch.setattr("infra.kafka.commit_check.VERIFY_COMMITS", 2)
+    commit_but_abort(session, config.restore, [record(config, b"A")])
+    aborted = session._note_at
+    session.commit([], {}, {}, {"later": 1})
+    wait_for_markers(config.client, config.restore.topic)
+    with pytest.raises(SessionLost, match=f"its note at offset {aborted} of .* was aborted, but later ones not"):
+        session.verify()
+    assert opened(config).note.state == {"later": 1}
+
+
+def test_start_finds_an_output_aborted_before_others(
+    config: SessionConfig, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session before it ended before its check was due."""
+    monkeypatch.setattr("infra.kafka.commit_check.VERIFY_COMMITS", 1000)
+    session, place = opened(config), config.ledger[0]
+    commit_but_abort(session, place, [record(config, b"A")])
+    for value in (b"B", b"C"):
+        session.commit([record(config, value)], {}, {}, {})
+    session.verify()
+    session.close()
+    for _ in range(2):
+        with pytest.raises(OutputAborted, match=f"output at offset 0 of {place.topic}, partition 0, was aborted"):
+            opened(config)
+
+
+def test_outputs_without_an_end_are_undecided(config: SessionConfig, opened: Open) -> None:
+    """A later check reads them again; one that the log has no more counts as committed."""
+    session, place = opened(config), named(config.ledger[0])
+    session.commit([record(config, b"A")], {}, {}, {})
+    with closing(KafkaProducer(**config.client.producer(transactional_id=f"{config.group}-other"))) as other:
+        other.init_transactions()
+        other.begin_transaction()
+        last = other.send(config.ledger[0].topic, b"B", partition=0).get(10).offset
+        with session._observer() as observer:
+            assert read_outcomes(observer, {place: [0, last - 1, last]}) == ([], {place: [last]})
+        other.abort_transaction()
+    wait_for_markers(config.client, config.ledger[0].topic)
+    with session._observer() as observer:
+        found = read_outcomes(observer, {place: [last]})
+    assert found == ([(TopicPartition(*config.ledger[0]), last)], {place: []})
+
+
+def test_far_outputs_are_read_without_those_between(
+    config: SessionConfig, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, place = opened(config), config.ledger[0]
+    monkeypatch.setattr("infra.kafka.aborted_outputs.FETCH_BYTES", 1000)
+    session.commit([record(config, b"A")], {}, {}, {})
+    with closing(KafkaProducer(**config.client.producer(batch_size=1000))) as other:
+        for _ in range(1000):
+            other.send(place.topic, b"x" * 1000)
+    session.commit([record(config, b"B")], {}, {}, {})
+    wait_for_markers(config.client, place.topic)
+    read: list[int] = []
+    with session._observer() as observer:
+        poll = observer.poll
+        observer.poll = lambda **given: read.append(len(found := poll(**given))) or found
+        assert read_outcomes(observer, {named(place): [0, session._written[named(place)]]}).aborted == []
+    assert sum(read) < 100
 
 
 def test_verify_raises_when_the_note_is_overwritten(config: SessionConfig, opened: Open) -> None:
