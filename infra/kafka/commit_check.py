@@ -30,7 +30,7 @@ VERIFY_COMMITS = 1000
 """After this many commits the shard compares all of them with the log."""
 
 
-class CommittedOffsets:
+class WrittenOffsets:
     """The last offset of each commit in each partition, for the last 2 * VERIFY_COMMITS of one start: a check may come
     later than it is due.
     """
@@ -68,7 +68,7 @@ class CommitCheck:
     def __init__(self, config: SessionConfig, clients: SessionClients) -> None:
         self._config, self._clients = config, clients
         self._checked = 0
-        self._unchecked = CommittedOffsets()
+        self._unchecked = WrittenOffsets()
         self._undecided: tuple[int | None, float] = (None, 0.0)
         """The offset of the note that was not decided yet, and the time of the first check that found it so."""
 

@@ -32,7 +32,7 @@ from kafka.errors import (
 from infra.kafka.aborted_outputs import check_outputs
 from infra.kafka.client_patches import position_in
 from infra.kafka.clients import KafkaClients, SessionClients
-from infra.kafka.commit_check import CommitCheck, CommittedOffsets
+from infra.kafka.commit_check import CommitCheck, WrittenOffsets
 from infra.kafka.commit_progress import CommitProgress
 from infra.kafka.group_progress import GroupProgress
 from infra.kafka.input_positions import input_of_each, seek_inputs
@@ -340,7 +340,7 @@ class Session:
         written = write_aborted(self._producer, config.group, [restore])
         with self._observer() as observer:
             check_present(observer.end_offsets([restore]), written)
-            note = last_note(observer, restore, config.group, accept=(before := CommittedOffsets()).add_noted)
+            note = last_note(observer, restore, config.group, accept=(before := WrittenOffsets()).add_noted)
             check_layout(observer, config, note)
             if note is not None:
                 self._outputs.update(note.written)
