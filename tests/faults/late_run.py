@@ -15,7 +15,7 @@ from faults.kafka_frames import Api
 from faults.proxied_broker import ProxiedBroker
 from faults.request_faults import LateRequest, Match, When, before_request, between_offsets_and_outputs
 from faults.role_threads import RoleThread, close_roles, start_roles
-from faults.run_anomalies import RunLog, committed_offsets, run_anomalies, settled_anomalies
+from faults.run_anomalies import AFTER, RunLog, committed_offsets, run_anomalies, settled_anomalies
 
 from infra.files import create_secret
 from pipelines.config import Config, load_config
@@ -94,7 +94,7 @@ def late_requests_in_every_role(
         kafka.proxy.clear()
         close_roles(roles)
     committed = committed_offsets(kafka.broker.bootstrap_servers, run, run_inputs(config))
-    found.anomalies = settled_anomalies(lambda: run_anomalies(log, committed, SHARDS))
+    found.anomalies = settled_anomalies(lambda: run_anomalies(log, committed, SHARDS, AFTER))
     found.batches = len({row["batch"] for _, _, row in log.rows("batches", "MicroBatch")})
     return found
 
@@ -115,6 +115,7 @@ def _deliver_late(kafka: ProxiedBroker, roles: list[RoleThread], number: int, ch
     kafka.proxy.clear()
     for name, each in late.items():
         assert each.request is not None
+        each.check_outcome()
         found.tries[name] += 1
         found.apis[Api(each.request.api).name] += 1
         found.answers[str(each.answer)] += 1

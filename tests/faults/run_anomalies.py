@@ -25,6 +25,9 @@ SETTLES_S = 75.0
 transaction time-out of 60 s, at its next check."""
 RESUMES_FROM_CHECKPOINT = "trainer"
 """Its checkpoint may be older than its last note, so its offsets may decrease."""
+AFTER = 320
+"""A trajectory is lost if none ended it, and so many under later leases have ended: ten times as many as two replicas
+of 16 slots generate at a time."""
 LETTERS = {"train": "p", "evaluation": "e", "imported": "i"}
 
 
@@ -80,11 +83,13 @@ class RunLog:
         }
 
 
-def run_anomalies(log: RunLog, committed: Committed, shards: int) -> list[str]:
-    """Every anomaly, one line each: name, role and subject. `shards`: the number of experience shards."""
+def run_anomalies(log: RunLog, committed: Committed, shards: int, after: int | None = None) -> list[str]:
+    """Every anomaly, one line each: name, role and subject. `shards`: the number of experience shards. `after` is as
+    AFTER; None where a rollout may be paused for longer.
+    """
     found = [_prompts(log), _placement(log, committed), _score(log, committed), _evaluation(log, committed)]
     found += [_experience(log, committed, shards), _trainer(log, committed, shards)]
-    found += [_autoscaler(log), _gateway(log), _notes(log)]
+    found += [_rollout(log, after), _autoscaler(log), _gateway(log), _notes(log)]
     return [line for lines in found for line in lines]
 
 
@@ -105,6 +110,29 @@ def _placement(log: RunLog, committed: Committed) -> Iterator[str]:
     yield from _once_each("placement", drawn, dispatched)
     leases = Counter(row["lease"] for row in given)
     yield from (f"duplicate: placement gave lease {lease} {n} times" for lease, n in leases.items() if n > 1)
+
+
+def _rollout(log: RunLog, after: int | None) -> Iterator[str]:
+    """A lease ends once, only given ones end, and each trajectory's last one does, unless it is still under way."""
+    last = {}
+    given = set()
+    for _, _, row in log.rows("inbox", "Assignment"):
+        name = _id(row, "prompt.")
+        given.add((name, row["lease"]))
+        last[name] = max(row["lease"], last.get(name, 0))
+    rows = [row for _, _, row in log.rows("trajectories", "Trajectory")]
+    ended = Counter((_id(row, "prompt."), row["lease"]) for row in rows)
+    yield from (
+        f"duplicate: rollout ended lease {lease} of {name} {n} times" for (name, lease), n in ended.items() if n > 1
+    )
+    by_rollout = [(_id(row, "prompt."), row["lease"]) for row in rows if row["finish_reason"] != "failed"]
+    yield from (f"aborted read (G1a): rollout: {name}, lease {lease}" for name, lease in set(by_rollout) - given)
+    over = {name for name, _ in ended}
+    over |= {row["trajectory_id"] for _, _, row in log.rows("settled", "Settled")}
+    over |= {name for _, _, row in log.rows("inbox", "Cancel") for name in row["trajectory_ids"]}
+    for name in last.keys() - over if after is not None else ():
+        if sum(lease > last[name] for _, lease in by_rollout) >= after:
+            yield f"lost write: rollout: {name}"
 
 
 def _score(log: RunLog, committed: Committed) -> Iterator[str]:

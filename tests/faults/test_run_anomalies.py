@@ -46,7 +46,9 @@ def clean() -> Rows:
         ("prompts", "Prompt"): [(0, n, each) for n, each in enumerate(train)],
         ("eval-prompts", "Prompt"): [(0, 0, evaluation)],
         ("inbox", "Assignment"): [(0, n, each | {"member": 0, "lease": n}) for n, each in enumerate(nested)],
-        ("trajectories", "Trajectory"): [(0, n, each | {"member": 0}) for n, each in enumerate(nested)],
+        ("trajectories", "Trajectory"): [
+            (0, n, each | {"member": 0, "lease": n, "finish_reason": "stop"}) for n, each in enumerate(nested)
+        ],
         ("experiences", "Experience"): [(0, n, each) for n, each in enumerate(scored)],
         ("settled", "Settled"): [(0, n, each) for n, each in enumerate(settled)]
         + [(0, 2, {"trajectory_id": "e0.0", "outcome": "evaluated"})],
@@ -71,7 +73,7 @@ def note(start: int, commit: int, offset: int, written: int = 0) -> dict[str, An
 
 
 def found(rows: Rows) -> list[str]:
-    return run_anomalies(WrittenLog(rows), lambda role, short_name, partition: 99, 1)  # type: ignore[arg-type]
+    return run_anomalies(WrittenLog(rows), lambda role, short_name, partition: 99, 1, after=2)  # type: ignore[arg-type]
 
 
 def without(short_name: str, kind: str, index: int) -> Callable[[Rows], None]:
@@ -84,6 +86,16 @@ def twice(short_name: str, kind: str, index: int) -> Callable[[Rows], None]:
 
 def added(row: dict[str, Any]) -> Callable[[Rows], None]:
     return lambda rows: rows["restore", "CommitNote"].append((0, 9, row))
+
+
+def unanswered(rows: Rows) -> None:
+    """Trajectory p0.0 was assigned, and two later ones have ended."""
+    del rows["trajectories", "Trajectory"][0]
+    del rows["settled", "Settled"][0]
+
+
+def under_another_lease(rows: Rows) -> None:
+    rows["trajectories", "Trajectory"][1][2]["lease"] = 7
 
 
 def trained(batch: int) -> Callable[[Rows], None]:
@@ -101,6 +113,9 @@ def test_checker_finds_nothing_in_a_clean_log() -> None:
         (twice("prompts", "Prompt", 0), "duplicate: prompts: 0"),
         (without("inbox", "Assignment", 1), "lost write: placement: p1.0"),
         (twice("inbox", "Assignment", 1), "duplicate: placement gave lease 1 2 times"),
+        (unanswered, "lost write: rollout: p0.0"),
+        (twice("trajectories", "Trajectory", 1), "duplicate: rollout ended lease 1 of p1.0 2 times"),
+        (under_another_lease, "aborted read (G1a): rollout: p1.0, lease 7"),
         (without("experiences", "Experience", 1), "lost write: score: p1.0"),
         (twice("experiences", "Experience", 1), "duplicate: score: p1.0"),
         (without("settled", "Settled", 1), "lost write: experience: p1.0"),
@@ -138,7 +153,16 @@ def test_checker_names_the_anomaly_of_a_role(harm: Callable[[Rows], None], line:
 def test_checker_ignores_records_after_committed_offsets() -> None:
     rows = clean()
     del rows["inbox", "Assignment"][1]
-    assert run_anomalies(WrittenLog(rows), lambda role, short_name, partition: 1, 1) == []  # type: ignore[arg-type]
+    lines = run_anomalies(WrittenLog(rows), lambda role, short_name, partition: 1, 1)  # type: ignore[arg-type]
+    assert not [line for line in lines if "placement" in line]
+
+
+@pytest.mark.parametrize("after", [None, 3])
+def test_checker_ignores_trajectories_under_way(after: int | None) -> None:
+    rows = clean()
+    unanswered(rows)
+    lines = run_anomalies(WrittenLog(rows), lambda role, short_name, partition: 99, 1, after)  # type: ignore[arg-type]
+    assert "lost write: rollout: p0.0" not in lines
 
 
 def test_checker_counts_a_batch_once_per_line_of_descent() -> None:
