@@ -23,7 +23,8 @@ ADDED: Mapping[type, tuple[str, ...]] = {
         "trajectory.token_sampler",
     ),
     records.MicroBatch: ("breaks", "context_rewards"),
-    records.ReplicaStatus: ("first_incarnation",),
+    records.Release: ("without_kv",),
+    records.ReplicaStatus: ("first_incarnation", "kv_address", "unreachable"),
     records.RelayStatus: ("unreachable",),
     records.RelayChain: ("needed",),
     records.RankAddress: ("settings",),
@@ -41,7 +42,7 @@ INFORMATION = frozenset(
     {
         *("messages", "prompt.messages", "trajectory.prompt.messages"),
         *("token_sampler", "trajectory.token_sampler"),
-        *("at_least", "first_incarnation", "unreachable", "needed"),
+        *("at_least", "first_incarnation", "kv_address", "unreachable", "needed", "without_kv"),
     }
 )
 """Added fields without which a reader does what it did before: they are left out for an older release."""

@@ -52,7 +52,7 @@ SAMPLES: dict[type, object] = {
             at_least=VERSION,
         ),
         r.Reserve("3-1", VERSION, ("p12.3", "p12.4"), 300, 0, 4),
-        r.Release("3-1", ("p12.3", "p12.4"), (8, 9), 1, 6, 0, 4),
+        r.Release("3-1", ("p12.3", "p12.4"), (8, 9), 1, 6, 0, 4, True),
         r.Drain(0, 4),
         r.TurnRequest(
             trajectory_id="p12.3",
@@ -175,6 +175,8 @@ SAMPLES: dict[type, object] = {
             "first",
             ("3-1",),
             3,
+            "10.0.0.8:7401",
+            ("10.0.0.9:7401",),
         ),
         r.RelayStatus(
             relay=0,

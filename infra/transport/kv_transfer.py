@@ -117,6 +117,10 @@ class KVTransfers:
         local = not manifest.bytes or manifest.address == self.address
         return self._take(manifest) if local else self._pull(manifest)
 
+    def unreachable(self) -> tuple[str, ...]:
+        """The addresses to which the last try failed, in the last 30 seconds: nothing is fetched from them."""
+        return self._failed.addresses()
+
     @property
     def offers(self) -> int:
         """The number of offers that others may still fetch."""
@@ -176,6 +180,8 @@ class KVTransfers:
             )
         except ValueError as error:
             raise TransportError(str(error)) from error
+        if manifest.address in self.unreachable():  # each try may take seconds, for which its trajectory waits
+            raise PeerUnreachable(f"{manifest.address} could not be reached lately")
         memory = memoryview(bytearray(manifest.bytes))
         token, tls = self.endpoint.token, self.endpoint.tls
         try:
@@ -183,8 +189,8 @@ class KVTransfers:
         except PeerUnreachable as error:
             if self._failed.add(manifest.address):
                 log.warning(
-                    "KV cannot be fetched, it is computed again: %s; if that rollout is up, set relay.advertise on its "
-                    "machine to an address that other machines reach",
+                    "KV cannot be fetched, it is computed again: %s; if the rollout at this address is up (`laminar "
+                    "replicas` names it), set relay.advertise on its machine to an address that other machines reach",
                     error,
                 )
             raise

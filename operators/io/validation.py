@@ -175,6 +175,8 @@ def _replica(status: r.ReplicaStatus) -> Iterator[str]:
         yield f"an engine step of {status.step_seconds} s is out of range"
     if not 0 <= status.first_incarnation <= status.incarnation:
         yield f"first_incarnation {status.first_incarnation} is not one up to {status.incarnation}"
+    if status.kv_address and (reason := _address_error(status.kv_address)) is not None:
+        yield reason
 
 
 def _relay(status: r.RelayStatus) -> Iterator[str]:

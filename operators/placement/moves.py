@@ -265,6 +265,7 @@ class MoveCoordinator:
             destination_incarnation=each.destination.incarnation,
             replica=each.source.replica,
             incarnation=each.source.incarnation,
+            without_kv=not self._replicas.can_fetch(each.destination, each.source),
         )
         return Moved(release, each.reason)
 

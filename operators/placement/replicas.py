@@ -136,6 +136,11 @@ class ReplicaTable:
         latest = -1 if known is None else known.status.incarnation
         return owner.incarnation <= max(latest, self._fenced.get(owner.replica, -1))
 
+    def can_fetch(self, destination: Owner, source: Owner) -> bool:
+        """Whether `destination` does not report that it cannot connect to `source`, which has the KV."""
+        to, of = self.find(destination), self.find(source)
+        return to is None or of is None or of.status.kv_address not in to.status.unreachable
+
     def has_ended(self, owner: Owner) -> bool:
         """Whether this incarnation is known to have ended; one without a heartbeat yet may be alive."""
         return self.is_known(owner) and not self.is_alive(owner)

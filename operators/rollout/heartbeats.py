@@ -16,6 +16,7 @@ from infra.clocks import wall_ms
 from infra.kafka.heartbeat_thread import Heartbeat, HeartbeatThread
 from infra.kafka.producer import BoundedProducer
 from infra.machine import machine_name
+from infra.transport.kv_transfer import KVTransfers
 from operators.rollout.engine import EngineStatus
 from operators.rollout.replica import Replica
 from schemas.records import Metric, PolicyVersion, ReplicaState, ReplicaStatus, StageStatus
@@ -152,6 +153,7 @@ class Heartbeats(HeartbeatThread):
                     self._run,
                     replica.reserved,
                     self._first_incarnation,
+                    replica.kv_transfers,
                 )
                 for replica in self._replicas
             ]
@@ -176,8 +178,9 @@ def replica_status(
     run: str,
     reserved: tuple[str, ...] = (),
     first_incarnation: int = 0,
+    kv: KVTransfers | None = None,
 ) -> ReplicaStatus:
-    """The heartbeat record of a replica."""
+    """The heartbeat record of a replica, whose process transfers KV by `kv`."""
     return ReplicaStatus(
         replica=replica,
         process=process,
@@ -197,4 +200,6 @@ def replica_status(
         run=run,
         reserved=reserved,
         first_incarnation=first_incarnation,
+        kv_address="" if kv is None else kv.address,
+        unreachable=() if kv is None else kv.unreachable(),
     )

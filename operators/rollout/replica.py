@@ -85,7 +85,7 @@ class Replica:
         self.index, self.incarnation, self.engine = index, incarnation, engine
         self._agents = engine if isinstance(engine, AgentEngine) else None
         self._decode, self._check, self._now, self._clock = decode, check, now, clock
-        self._interrupts, self._kv_transfers, self._token_sampler = interrupts, kv_transfers, config.recorded_sampler
+        self._interrupts, self.kv_transfers, self._token_sampler = interrupts, kv_transfers, config.recorded_sampler
         self.staging, self._may_load = staging, may_load
         self._weights = WeightLoader(index, engine, weights, *(() if staging is None else (staging.may_load,)))
         self._waiting = WaitingAssignments(IncomingKV(index, kv_transfers))
@@ -203,7 +203,7 @@ class Replica:
         leases = dict(zip(order.trajectory_ids, order.leases, strict=False))
         leaving = [name for name in leases if self._can_hand_over(name, leases[name])]
         running = [name for name in leaving if name in self._running]
-        released = self.engine.release(running, with_kv=self._kv_transfers is not None)
+        released = self.engine.release(running, with_kv=self.kv_transfers is not None and not order.without_kv)
         lengths = {name: len(partial.token_ids) for name, partial in released.items()}
         events: list[ReplicaEvent] = []
         for name in sorted(leaving, key=lambda name: lengths.get(name, 0)):
@@ -394,7 +394,7 @@ class Replica:
             generated = known_response(assignment)
         gained = generated.since(running.reported)
         version, kv, manifest = running.version, generated.kv, None
-        if kv is not None and self._kv_transfers is not None and version is not None:
-            manifest = self._kv_transfers.offer(version, kv.tokens, kv.data, parts=kv.parts)
+        if kv is not None and self.kv_transfers is not None and version is not None:
+            manifest = self.kv_transfers.offer(version, kv.tokens, kv.data, parts=kv.parts)
         placed = running.handed_over(to, generated, now, pinned=not self._interrupts, kv=manifest)
         return [running.progress(gained, to, now), placed]

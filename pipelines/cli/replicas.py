@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -21,7 +21,7 @@ from schemas.topics import INBOX, REPLICAS, inbox_partition
 app = Commands(invoke_without_command=True)
 COLUMNS = (
     *("replica", "state", "version", "stage", "kv", "running", "waiting", "tokens_per_s"),
-    *("heartbeat", "incarnation", "host"),
+    *("heartbeat", "incarnation", "host", "reported_by"),
 )
 MAX_HEARTBEATS = 20_000
 """Heartbeats read, of all replicas together."""
@@ -33,7 +33,8 @@ def replicas(context: typer.Context, address: Address, printing: Printing) -> Ro
     """Show each replica's state, weight version, load, speed and last heartbeat.
 
     `stage` is its part in a group of replicas that run a version together while it arrives: the group, whether the
-    replica leads it, and its layers; or why a replica without weights waits for the whole version.
+    replica leads it, and its layers; or why a replica without weights waits for the whole version. `reported_by` names
+    the replicas that cannot connect to its KV address: trajectories move from it to them without their KV.
 
     \b
     Examples:
@@ -46,7 +47,11 @@ def replicas(context: typer.Context, address: Address, printing: Printing) -> Ro
     connection = address.open_log()
     found, now = _last_rows(connection), wall_ms()
     stages = {row.replica: row for row in found if isinstance(row, StageStatus)}  # the last of each
-    rows = [replica_row(each, now, stages.get(replica)) for replica, each in heartbeats_in(found).items()]
+    heartbeats = heartbeats_in(found)
+    rows = [
+        replica_row(each, now, stages.get(replica)) | {"reported_by": reporters(each[-1], heartbeats)}
+        for replica, each in heartbeats.items()
+    ]
     return RowOutput([rows], COLUMNS, printing.form(), f"run {connection.run} has no replicas yet", cells=_cells)
 
 
@@ -105,6 +110,13 @@ def heartbeats_in(rows: Iterable[Any]) -> dict[int, list[ReplicaStatus]]:
     return dict(sorted(heartbeats.items()))
 
 
+def reporters(status: ReplicaStatus, heartbeats: Mapping[int, Sequence[ReplicaStatus]]) -> list[str]:
+    """Return the replicas, with their machines, that cannot connect to the KV address in `status`."""
+    others = (each[-1] for each in heartbeats.values())
+    reports = (each for each in others if each.state != "stopped" and status.kv_address in each.unreachable)
+    return [f"{each.replica} of {each.host}" for each in reports]
+
+
 def _last_rows(connection: RunClient) -> list[Any]:
     name = REPLICAS.name(connection.run)
     records = last_of_each_key(connection.client, name, MAX_HEARTBEATS, RATE_WINDOW_MS)
@@ -134,6 +146,7 @@ def replica_row(heartbeats: list[ReplicaStatus], now: int, stage: StageStatus | 
         "host": last.host,
         "pid": last.pid,
         "reserved": list(last.reserved),
+        "kv_address": last.kv_address,
         "group": grouped and grouped.group,
         "leads": grouped is not None and grouped.leads,
         "layers": grouped and [grouped.first, grouped.end],
@@ -166,6 +179,7 @@ def _cells(row: Row) -> Row:
         "tokens_per_s": row["tokens_per_s"],
         "heartbeat": f"{row['heartbeat_age_s']:g} s ago",
         "host": f"{row['host']}, pid {row['pid']}",
+        "reported_by": f"{', '.join(row['reported_by'])} ({row['kv_address']})" if row["reported_by"] else None,
     }
 
 

@@ -199,6 +199,7 @@ class SimulatedHeartbeats:
             replica_status(
                 *(each.index, process, each.incarnation, each.state, each.engine.version),
                 *(each.engine.status(), 0.0, run, each.reserved),
+                kv=each.kv_transfers,
             )
             for each in self._replicas
         ] or [

@@ -93,7 +93,8 @@ class Reserve:
 class Release:
     """Hands these trajectories over to an incarnation of another replica, each under its new lease.
 
-    Written by placement, read by rollout. `leases` are as many as `trajectory_ids`.
+    Written by placement, read by rollout. `leases` are as many as `trajectory_ids`. `without_kv`: the destination
+    cannot connect to this replica, and computes their KV again.
     """
 
     plan_id: str
@@ -103,6 +104,7 @@ class Release:
     destination_incarnation: int
     replica: int
     incarnation: int
+    without_kv: bool = False
 
 
 @dataclass(frozen=True, slots=True)

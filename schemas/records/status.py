@@ -17,7 +17,8 @@ class ReplicaStatus:
     Written by rollout, read by placement. `capacity` is the number of requests that can run at once. KV is in tokens;
     `step_seconds` is the duration of the last engine step. `reserved` names the plans for whose trajectories it keeps
     room. `first_incarnation` is the incarnation with which its process began: those from it on were lost with their
-    session, and not by a crash. 0 if it is unknown.
+    session, and not by a crash. 0 if it is unknown. Others fetch its KV at `kv_address` ("host:port"), empty if it
+    offers none; `unreachable` are addresses of KV to which its process could not connect lately.
     """
 
     replica: int
@@ -38,6 +39,8 @@ class ReplicaStatus:
     run: str = ""
     reserved: tuple[str, ...] = ()
     first_incarnation: int = 0
+    kv_address: str = ""
+    unreachable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

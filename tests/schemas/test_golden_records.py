@@ -23,7 +23,8 @@ from schemas.codec import (
     versions_of,
 )
 from schemas.plain import to_plain
-from schemas.records import RankAddress, RelayChain, RelayStatus, ReplicaStatus
+from schemas.record_versions import ADDED
+from schemas.records import RankAddress, RelayChain, RelayStatus, Release, ReplicaStatus
 
 HOW_TO_CHANGE = (
     "{schema} differs from its golden file. If this is intended, raise the version of the record in schemas/codec.py "
@@ -124,19 +125,20 @@ def test_damaged_record_of_an_earlier_version_is_undecodable(name: str) -> None:
 
 
 JSON_ADDED = [
-    *((RelayChain, "needed"), (RankAddress, "settings")),
-    *((ReplicaStatus, "first_incarnation"), (RelayStatus, "unreachable")),
+    *((RelayChain, 2), (RankAddress, 2), (RelayStatus, 2), (Release, 2)),
+    *((ReplicaStatus, 2), (ReplicaStatus, 3), (ReplicaStatus, 4)),
 ]
 
 
-@pytest.mark.parametrize(("kind", "field"), JSON_ADDED)
-def test_json_record_of_an_earlier_version_lacks_its_list(kind: type, field: str) -> None:
-    value, headers = earlier(f"{kind.__name__}-2")
+@pytest.mark.parametrize(("kind", "version"), JSON_ADDED)
+def test_json_record_of_an_earlier_version_lacks_fields(kind: type, version: int) -> None:
+    value, headers = earlier(f"{kind.__name__}-{version}")
     (found,) = decode(value, headers)
-    assert found == replace(SAMPLES[kind], **{field: kind.__dataclass_fields__[field].default})
+    added = ADDED[kind][version - 2 :]
+    assert found == replace(SAMPLES[kind], **{each: kind.__dataclass_fields__[each].default for each in added})
     values, all_headers = zip((value, headers), encode(found), strict=True)
     assert list(decode_all(values, all_headers).blocks[kind].records()) == [found, found]
-    for damaged in (b"", b"[]", value[:-2], f'{{"{field}":[]}}'.encode()):
+    for damaged in (b"", b"[]", value[:-2], f'{{"{added[0]}":[]}}'.encode()):
         with pytest.raises(UndecodableRecord):
             decode(damaged, headers)
 

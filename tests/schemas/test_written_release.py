@@ -35,7 +35,7 @@ def test_records_lack_what_the_release_does_not_know() -> None:
     prompt = replace(PLAIN.prompt, messages=())
     assert decoded == replace(PLAIN, token_sampler=None, prompt=prompt)
     status = SAMPLES[records.ReplicaStatus]
-    assert decode(*encode(status)) == [replace(status, first_incarnation=0)]
+    assert decode(*encode(status)) == [replace(status, first_incarnation=0, kv_address="", unreachable=())]
     (value, headers), *_ = encode_block(Block.of([PLAIN, PLAIN]))
     assert decode(value, headers) == [decoded, decoded]
 

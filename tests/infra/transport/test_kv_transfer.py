@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from relays_here import TOKEN
 
+from infra.transport import kv_transfer
 from infra.transport.endpoint import Endpoint
 from infra.transport.frames import PeerUnreachable, TransportError
 from infra.transport.kv_transfer import KVTransfers
@@ -73,6 +74,30 @@ def test_unreachable_address_of_kv_is_logged_once(
     (line,) = caplog.messages
     assert manifest.address in line
     assert "set relay.advertise" in line
+
+
+def test_unreachable_address_is_tried_again_after_a_while(
+    source: KVTransfers, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def refuse(address: str, *others: object) -> None:
+        tried.append(address)
+        raise PeerUnreachable(f"{address}: refused")
+
+    destination = KVTransfers("run", Endpoint(token=TOKEN), MAX_BYTES, clock=clock)
+    manifest = source.offer(VERSION, 7, random_bytes(1000))
+    assert manifest is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(kv_transfer, "dial", refuse)
+        for _ in range(2):
+            with pytest.raises(PeerUnreachable):
+                destination.fetch_now(manifest)
+    assert (tried, destination.unreachable()) == ([source.address], (source.address,))
+    clock.now = 31.0
+    assert destination.unreachable() == ()
+    assert bytes(destination.fetch_now(manifest)) == bytes(random_bytes(1000))
+    destination.close()
 
 
 def test_fetch_of_empty_kv_needs_no_transfer(source: KVTransfers, destination: KVTransfers) -> None:

@@ -12,12 +12,15 @@ from scripted_engine import ScriptedEngine, ScriptedWeights
 from waiting import until
 
 from infra.kafka.producer import DeliveryFailed
+from infra.transport.endpoint import Endpoint
+from infra.transport.frames import PeerUnreachable
+from infra.transport.kv_transfer import KVTransfers
 from operators.rollout.agent_episodes import AgentEngine
 from operators.rollout.episodes import EpisodeEngine
 from operators.rollout.heartbeats import Heartbeats
 from operators.rollout.replica import Replica
 from schemas.codec import decode
-from schemas.records import Metric, ReplicaStatus
+from schemas.records import KVManifest, Metric, ReplicaStatus
 
 
 class Producer:
@@ -109,6 +112,18 @@ def test_heartbeats_include_the_usage_metric(producer: Producer) -> None:
     assert reported.values["rollout/idle_ratio"] == 1.0
     assert (reported.values["kv/reused"], reported.values["kv/recomputed"]) == (0, 0)
     beats.close()
+
+
+def test_heartbeat_has_kv_address_and_those_that_failed(producer: Producer, beats: Heartbeats) -> None:
+    transfers = KVTransfers("r", Endpoint(token="a-token-of-the-tests"), 1000)
+    lost = KVManifest("127.0.0.1:1", "name", version(0), 3, 8, 8, (0,))
+    with pytest.raises(PeerUnreachable):
+        transfers.fetch_now(lost)
+    replica = Replica(2, 9, ScriptedEngine(slots=5), ScriptedWeights(), str, lambda: 0, kv_transfers=transfers)
+    beats.set_replicas([replica])
+    producer.wait_for(lambda: producer.sent[-1:] != [] and producer.sent[-1].kv_address != "")
+    assert (producer.sent[-1].kv_address, producer.sent[-1].unreachable) == (transfers.address, ("127.0.0.1:1",))
+    transfers.close()
 
 
 def test_usage_metric_is_sent_once_a_period_and_at_the_end(producer: Producer, beats: Heartbeats) -> None:

@@ -163,6 +163,15 @@ def handed_over(transfers: list[KVTransfers]) -> tuple[Rig, Rig, Assignment]:
     return source, destination, given.assignment
 
 
+def test_hand_over_without_kv_offers_none(transfers: list[KVTransfers]) -> None:
+    rig = Rig(kv_transfers=transfers[0])
+    rig.replica.accept(assignment())
+    rig.steps(6)
+    _, given = rig.replica.hand_over(replace(release(("p0.0", 5)), without_kv=True))
+    assert isinstance(given, Placed)
+    assert (given.assignment.kv, transfers[0].offers) == (None, 0)
+
+
 def ended(rig: Rig) -> Trajectory:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:

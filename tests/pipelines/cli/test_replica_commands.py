@@ -101,9 +101,9 @@ def filled(broker: Broker) -> ClientProperties:
     heartbeats = [
         status(0, 1000, 50, incarnation=2),
         status(0, 2000, 10),
-        status(0, 4000, 110),
-        status(1, state="stopped"),
-        status(2, state="starting", policy_version=None),
+        status(0, 4000, 110, kv_address="here:7401"),
+        status(1, state="stopped", unreachable=("here:7401",)),
+        status(2, state="starting", policy_version=None, unreachable=("here:7401",), host="there"),
         stage(0, incarnation=2, group="g2-9"),
         stage(0),
         stage(1),
@@ -132,7 +132,9 @@ def test_replicas_shows_current_state(laminar: Laminar) -> None:
     assert (first["group"], first["leads"], first["layers"], first["refusal"]) == ("g3-1", True, [0, 2], "")
     assert (second["state"], second["group"], second["layers"]) == ("stopped", None, None)
     assert (third["group"], third["refusal"]) == (None, "its model does not have the layout of llama")
+    assert [each["reported_by"] for each in (first, second, third)] == [["2 of there"], [], []]
     _, out, _ = laminar("replicas")
+    assert "2 of there (here:7401)" in out
     assert "g3-1 (leads): layers 0-1" in out
     assert "none: its model does not have the layout of llama" in out
     assert "25 %" in out
