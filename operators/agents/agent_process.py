@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+import socket
 import stat
 import subprocess
 import tempfile
@@ -20,12 +21,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from infra.files import create_secret, read_secret
 from infra.http_client import post_json
 from infra.json_text import decode_json
 from infra.machine import GATEWAY_URL
 from infra.processes import die_with_parent_command, kill_session
+from infra.transport.dialer import FailedAddresses
 from operators.agents.config import AgentsConfig
 from operators.agents.function_server import REPORT_FIELDS, FunctionProcess, FunctionServer
 from operators.io.episode_keys import ADDRESS_FILE, ATTEMPT, EpisodeKeys
@@ -46,6 +49,9 @@ _TRACEBACK_BYTES = 16_384
 _FRAME = re.compile(r'^  File "(?P<file>[^"\n]+)", line (?P<line>\d+).*$', re.M)
 _POLL_S = 0.02
 _RETRY_S = 0.5
+_CONNECT_S = 5.0
+_unreachable = FailedAddresses(time.monotonic)
+"""The gateway, if it did not respond lately."""
 
 
 Start = Callable[[], "FunctionProcess | CommandProcess"]
@@ -84,8 +90,7 @@ def play_episode(
     create_secret(secret_file)
     keys = EpisodeKeys(run, read_secret(secret_file))
     key, error = keys.key_of(task.episode), ""
-    while not (GATEWAY_URL in os.environ or (folder / ADDRESS_FILE).exists()) and not stop.wait(_POLL_S):
-        pass
+    _await_gateway(folder, stop)
     with _transcript(folder / "agents" if config.transcripts else None, work, task.episode) as transcript:
         report = partial(_report, folder, key, transcript=transcript, stop=stop, authority=config.env.get(AUTHORITY))
         for attempt in range(config.retries + 1):
@@ -105,6 +110,33 @@ def play_episode(
                 return
             log.warning("attempt %d of the agent of %s failed: %s", attempt + 1, task.episode, error)
         report({"error": error})
+
+
+def _await_gateway(folder: Path, stop: threading.Event) -> None:
+    """Wait until the gateway has started and this machine can connect to its address, or `stop` is set."""
+    while not (GATEWAY_URL in os.environ or (folder / ADDRESS_FILE).exists()) and not stop.wait(_POLL_S):
+        pass
+    while not stop.is_set():
+        try:
+            url = urlsplit(base_url(folder))
+            socket.create_connection((url.hostname or "", url.port or 443), _CONNECT_S).close()
+            return
+        except OSError as error:
+            _warn_unreachable(base_url(folder), error)
+        stop.wait(_RETRY_S)
+
+
+def _warn_unreachable(url: str, error: Exception) -> None:
+    """Log that the gateway at `url` does not respond, once while that lasts."""
+    if _unreachable.add(url):
+        setting = f"the variable {GATEWAY_URL}" if GATEWAY_URL in os.environ else "gateway.advertise"
+        log.warning(
+            "the gateway at %s does not respond to this machine: %s; if it runs, set %s to an address that "
+            "this machine reaches",
+            url,
+            error,
+            setting,
+        )
 
 
 @contextmanager
@@ -307,7 +339,7 @@ def _report(
                 note(transcript, body["error"])
             log.warning("the gateway rejected a report with status %d: %s", error.code, text)
         except (OSError, http.client.HTTPException) as error:
-            log.info("the gateway does not respond: %s", error)
+            _warn_unreachable(base_url(folder), error)
         stop.wait(_RETRY_S)
 
 

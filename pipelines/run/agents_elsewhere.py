@@ -64,6 +64,7 @@ class RemoteAgents:
             self.transcripts.mkdir(parents=True, exist_ok=True)
         self._left, self._lock, self._end_s = self.episodes, threading.Lock(), 0.0
         self._errors: list[Exception] = []
+        self._noted = False
         with scratch_folder("laminar-agents-") as work:
             threads = [threading.Thread(target=self._play, args=(work,), daemon=True) for _ in range(self.concurrency)]
             for thread in threads:
@@ -151,6 +152,13 @@ class RemoteAgents:
         with suppress(GatewayError):  # it has ended
             self._post(access, "episode/end", {"error": reason}, self._end_s)
 
+    def _note_once(self, error: GatewayError) -> None:
+        """Print that the gateway does not respond, once."""
+        with self._lock:
+            before, self._noted = self._noted, self._noted or not error.status
+        if self._noted != before:
+            self.note(f"{error} It is tried for {_UNAVAILABLE_S:.0f} s")
+
     def _post(self, access: GatewayAccess, path: str, body: Mapping[str, Any], timeout_s: float) -> Mapping[str, Any]:
         """The body of the response, empty for status 204; repeated while there is none within `timeout_s`, or the
         gateway cannot respond yet."""
@@ -166,6 +174,7 @@ class RemoteAgents:
                     until = None
                 elif until is None:  # counted from the first failure: to wait for a response may take longer
                     until = time.monotonic() + _UNAVAILABLE_S
+                    self._note_once(error)
                 elif time.monotonic() > until:
                     raise
                 self.stop.wait(RETRY_S)

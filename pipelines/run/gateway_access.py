@@ -24,6 +24,7 @@ from pipelines.inspect.run_files import CONFIG_FILE, STATE_FILE
 from pipelines.inspect.run_folders import config_file, laminar_command, read_run, run_command
 
 ERROR_BYTES = 10_000
+_ADVICE = "Is the run active, and does this machine reach that address (gateway.advertise)?"
 
 
 class GatewayError(RuntimeError):
@@ -58,7 +59,7 @@ class GatewayAccess:
                 message = _message_in(error.read(ERROR_BYTES))
                 raise GatewayError(message or str(error), error.code, by_gateway=bool(message)) from error
         except (OSError, http.client.HTTPException) as error:
-            raise GatewayError(f"the gateway at {self.url} does not respond: {error}. Is the run active?") from error
+            raise GatewayError(f"the gateway at {self.url} does not respond: {error}. {_ADVICE}") from error
 
 
 def access_of(folder: Path | None, holder: str) -> GatewayAccess:

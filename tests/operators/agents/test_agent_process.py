@@ -19,9 +19,10 @@ from typing import Any
 import psutil
 import pytest
 from record_factories import prompt, shard
+from waiting import until
 
 from infra.certificates import write_gateway_files, write_relay_files
-from infra.files import read_secret
+from infra.files import read_secret, write_atomically
 from operators.agents import run_agents
 from operators.agents.agent_process import AgentTask, WrongKey, base_url, environment_of, play_episode
 from operators.agents.config import AgentsConfig
@@ -222,6 +223,24 @@ def test_report_is_repeated_until_accepted(tmp_path: Path, reports: Reports, mon
     monkeypatch.setattr("operators.agents.agent_process._RETRY_S", 0.01)
     reports.refused, reports.refusal = 3, status
     play(tmp_path, "report(reward=1)")
+    assert reports.received == [{"reward": 1}]
+
+
+def test_agent_starts_once_the_gateway_can_be_reached(
+    tmp_path: Path, reports: Reports, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("operators.agents.agent_process._RETRY_S", 0.01)
+    address, started = (tmp_path / ADDRESS_FILE).read_text(), tmp_path / "started"
+    (tmp_path / ADDRESS_FILE).write_text(json.dumps({"url": "http://127.0.0.1:1/v1"}))
+    thread = threading.Thread(target=play, args=(tmp_path, f"open({str(started)!r}, 'w').close(); report(reward=1)"))
+    thread.start()
+    until(lambda: caplog.messages != [])
+    (line,) = caplog.messages
+    assert "http://127.0.0.1:1/v1 does not respond to this machine" in line
+    assert "set gateway.advertise" in line
+    assert not started.exists()
+    write_atomically(tmp_path / ADDRESS_FILE, address)
+    thread.join(60)
     assert reports.received == [{"reward": 1}]
 
 

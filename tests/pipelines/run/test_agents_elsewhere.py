@@ -190,6 +190,17 @@ def test_error_of_a_proxy_does_not_show_that_the_gateway_runs(
         play(gateway, "report(reward=1)")
 
 
+def test_agents_name_the_address_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.run.agents_elsewhere._UNAVAILABLE_S", 0.0)
+    monkeypatch.setattr("pipelines.run.agents_elsewhere.RETRY_S", 0.01)
+    notes: list[str] = []
+    access = GatewayAccess("http://127.0.0.1:1/v1", "worker")
+    with pytest.raises(GatewayError, match=r"http://127\.0\.0\.1:1/v1 does not respond: .*\(gateway\.advertise\)"):
+        RemoteAgents(access, ("true",), 2, None, None, None, notes.append).run()
+    (note,) = notes
+    assert note.endswith("(gateway.advertise)? It is tried for 0 s")
+
+
 def test_an_attempt_takes_no_longer_than_the_run_allows(gateway: Claimed) -> None:
     gateway.timeout_s = 0.5
     play(gateway, "import time; time.sleep(60)", episodes=1, timeout_s=50.0)
