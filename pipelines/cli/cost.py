@@ -17,16 +17,30 @@ app = Commands()
 
 @app.command()
 def cost(
-    config: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG.toml", help="The configuration of an emulated run.")
-    ] = None,
+    config: Annotated[Path | None, typer.Argument(metavar="CONFIG.toml", help="The configuration of a run.")] = None,
     *,
     calibrate: Calibrate = None,
-    train_gpus: TrainGpus = 1,
-    replica_gpus: ReplicaGpus = 1,
+    emulation: Annotated[
+        Path | None,
+        typer.Option(
+            "--emulation", metavar="FILE", help="Times of a real engine and trainer: an emulated run's configuration."
+        ),
+    ] = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option("--prompt-tokens", min=1, help="Tokens of a prompt; assumed without.")
+    ] = None,
+    p50: Annotated[
+        float | None, typer.Option("--p50", min=1, callback=finite, help="Median of response lengths, in tokens.")
+    ] = None,
+    p99: Annotated[
+        float | None, typer.Option("--p99", min=1, callback=finite, help="99th percentile of response lengths.")
+    ] = None,
+    train_gpus: TrainGpus = None,
+    replica_gpus: ReplicaGpus = None,
     weights_gb: Annotated[
-        float, typer.Option("--weights-gb", min=0, callback=finite, help="GB of the model's weights.")
-    ] = 0.0,
+        float | None,
+        typer.Option("--weights-gb", min=0, callback=finite, help="GB of the weights; by default the model's."),
+    ] = None,
     copies: Annotated[int, typer.Option("--copies", min=1, help="Copies that Kafka keeps of a record.")] = 3,
     gpu_hour: GpuHour = 0.0,
     kafka_gb: Annotated[
@@ -40,30 +54,41 @@ def cost(
     Time comes from the same prediction as `laminar simulate CONFIG.toml`, with run.time_scale = 1. Bytes are of records
     that are encoded as a run encodes them, without compression and each trajectory alone in its record: an upper bound
     for the topics listed. Commit notes, heartbeats, plans and held-out evaluation are not counted.
-    Only an emulated run says how long its engine takes; another one is measured first, and its folder given by
-    --calibrate in place of CONFIG.toml.
+    An emulated run says how long its engine takes. Of another one that is assumed, and so are its lengths; the output
+    names each assumption. By default times are those of the emulated engine's built-in table (Qwen2.5-32B on four
+    H800, 16 train), with the size of the run's model: by its config.json, or by its name if it is one of
+    examples/setups. A run that has generated for some minutes is measured: give its folder by --calibrate in place of
+    CONFIG.toml.
 
     \b
     Examples:
       laminar cost examples/emulated.toml --train-gpus 64 --replica-gpus 4 --gpu-hour 2.50
+      laminar cost examples/setups/qwen2.5-7b.toml --gpu-hour 2.50
+      laminar cost run.toml --emulation measured.toml --p50 900 --p99 6000 --copies 2 --json
       laminar cost --calibrate runs/first --gpu-hour 2.50
-      laminar cost run.toml --train-gpus 64 --replica-gpus 4 --weights-gb 65.6 --copies 2 --json
     """
     from pipelines.cli.predict import PredictionOptions
     from pipelines.config import ConfigError
     from pipelines.present.prediction import cost_lines
+    from pipelines.simulate.prediction.assumptions import Assumptions
     from pipelines.simulate.prediction.cost import ResourcePrices, cost_of
     from pipelines.simulate.prediction.search import predict
 
     if config is None and calibrate is None:
-        raise typer.BadParameter("give the configuration of an emulated run, or --calibrate RUN", param_hint="CONFIG")
+        raise typer.BadParameter("give the configuration of a run, or --calibrate RUN", param_hint="CONFIG")
     own_clock = ["run.time_scale=1", *(changes or [])]
-    options = PredictionOptions(config, calibrate, own_clock, train_gpus, replica_gpus, "", weights_gb, gpu_hour)
+    assumptions = Assumptions(emulation, prompt_tokens, p50, p99)
+    options = PredictionOptions(
+        *(config, calibrate, own_clock, train_gpus, replica_gpus, "", 0.0, gpu_hour), assumptions=assumptions
+    )
     cluster = options.cluster()
+    weights = cluster.weights_gb if weights_gb is None else weights_gb
     try:
         found = cost_of(
-            cluster, predict(cluster), ResourcePrices(gpu_hour, kafka_gb), copies=copies, weights_gb=weights_gb
+            cluster, predict(cluster), ResourcePrices(gpu_hour, kafka_gb), copies=copies, weights_gb=weights
         )
     except ValueError as error:
         raise ConfigError(f"this cluster cannot run: {error}") from error
-    return Report(found.to_json(), lambda: "\n".join(cost_lines(cluster, found)), json)
+    gpus = {name: getattr(cluster, name) for name in ("train_gpus", "replicas", "gpus_per_replica")}
+    data = {**found.to_json(), **gpus, "assumed": cluster.assumed}
+    return Report(data, lambda: "\n".join(cost_lines(cluster, found)), json)

@@ -59,8 +59,12 @@ def finite(value: float | None) -> float | None:
     return value
 
 
-TrainGpus = Annotated[int, typer.Option("--train-gpus", min=1, help="GPUs of the trainer.")]
-ReplicaGpus = Annotated[int, typer.Option("--replica-gpus", min=1, help="GPUs of a replica.")]
+TrainGpus = Annotated[
+    int | None, typer.Option("--train-gpus", min=1, help="GPUs of the trainer; by default trainer.ranks.")
+]
+ReplicaGpus = Annotated[
+    int | None, typer.Option("--replica-gpus", min=1, help="GPUs of a replica; by default rollout.tensor_parallel.")
+]
 Calibrate = Annotated[
     Path | None,
     typer.Option("--calibrate", metavar="RUN", help="Predict with the engine and trainer of this run's folder."),

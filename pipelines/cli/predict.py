@@ -15,10 +15,11 @@ from infra.kafka.readiness import BrokerUnreachable
 from pipelines.cli.options import connect
 from pipelines.config import Config, ConfigError, load_config, parse_config, plain_table
 from pipelines.inspect.metrics_file import read_metrics
-from pipelines.inspect.run_files import METRICS_FILE
+from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE
 from pipelines.present.output import Report
 from pipelines.present.prediction import candidates_plot, candidates_table, prediction_lines
 from pipelines.present.progress import ProgressPrinter
+from pipelines.simulate.prediction.assumptions import Assumptions
 from pipelines.simulate.prediction.calibration import calibrate
 from pipelines.simulate.prediction.cluster import Cluster, Overheads
 from pipelines.simulate.prediction.machines import Memory
@@ -28,17 +29,22 @@ from pipelines.simulate.prediction.search import Candidate, predict, recommended
 
 @dataclass(frozen=True)
 class PredictionOptions:
-    """The options of a prediction: a configuration file or a run's folder, with changes, and its machines."""
+    """The options of a prediction: a configuration file or a run's folder, with changes, and its machines.
+
+    GPUs that are None are those of the configuration: `trainer.ranks`, `rollout.tensor_parallel`.
+    """
 
     file: Path | None
     run: Path | None
     changes: Sequence[str]
-    train_gpus: int
-    replica_gpus: int
+    train_gpus: int | None
+    replica_gpus: int | None
     machine: str
     weights_gb: float
     gpu_hour: float
     kv_kb: float = 0.0
+    assumptions: Assumptions | None = None
+    """Of a run whose engine is not emulated; None: such a run is refused."""
 
     @property
     def memory(self) -> Memory | None:
@@ -54,7 +60,17 @@ class PredictionOptions:
         """The cluster. Raises ConfigError for one that is invalid or impossible."""
         try:
             overheads = Overheads() if self.run is None else overheads_of(self.run)
-            return Cluster(self._config(), overheads, train_gpus=self.train_gpus, gpus_per_replica=self.replica_gpus)
+            config = self._config()
+            own = config if self.run is None else load_config(self.run / CONFIG_FILE)
+            gpus = self.train_gpus or own.trainer.ranks, self.replica_gpus or own.rollout.tensor_parallel
+            if self.assumptions is not None and not config.emulated:
+                return self.assumptions.cluster(config, *gpus)
+            if self.assumptions not in (None, Assumptions()):
+                raise ConfigError(
+                    "--emulation, --prompt-tokens, --p50 and --p99 are for runs with a real engine, before they run: "
+                    "this one has times and lengths of its own, change them with --set"
+                )
+            return Cluster(config, overheads, train_gpus=gpus[0], gpus_per_replica=gpus[1])
         except ValueError as error:
             raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from error
 

@@ -60,8 +60,8 @@ def simulate(
     changes: SetOption = None,
     calibrate: Calibrate = None,
     search: Annotated[bool, typer.Option("--search", help="Search for better clusters of as many GPUs.")] = False,
-    train_gpus: TrainGpus = 1,
-    replica_gpus: ReplicaGpus = 1,
+    train_gpus: TrainGpus = None,
+    replica_gpus: ReplicaGpus = None,
     machine: Annotated[str, typer.Option("--machine", help="Its accelerators, whose memory is checked: H800.")] = "",
     weights_gb: Annotated[
         float, typer.Option("--weights-gb", min=0, callback=finite, help="GB of the model's weights in bfloat16.")
@@ -111,8 +111,8 @@ def simulate(
     of_predictions = {
         "--set": bool(changes),
         "--search": search,
-        "--train-gpus": train_gpus != 1,
-        "--replica-gpus": replica_gpus != 1,
+        "--train-gpus": train_gpus is not None,
+        "--replica-gpus": replica_gpus is not None,
         "--machine": bool(machine),
         "--weights-gb": weights_gb != 0,
         "--kv-kb": kv_kb != 0,

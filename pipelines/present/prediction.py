@@ -120,9 +120,12 @@ def _percent(share: float) -> str:
 
 
 def cost_lines(cluster: Cluster, found: StepCost) -> Iterator[str]:
-    """A step and a day as text, one figure a line."""
+    """A step and a day as text, one figure a line, after what is assumed."""
     day = found.to_json()["day"]
     yield from _heading(cluster)
+    if cluster.assumed:
+        yield "Assumed:"
+        yield from (f"  {each}" for each in cluster.assumed)
     yield (
         f"A step: {found.trajectories:,} trajectories of {found.prompt_tokens:,} prompt and "
         f"{found.response_tokens:,} response tokens, {found.seconds:,.1f} s"

@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist, fmean, median, pstdev
 
-from operators.prompts.config import PromptsConfig
 from operators.rollout.emulation_config import EngineEmulation, LengthsConfig, RooflineConfig
 from operators.trainer.emulation import TrainerEmulation
 from pipelines.config import Config, ConfigError, load_config
 from pipelines.inspect.metrics_file import REPLICA, read_metrics
 from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE
 from pipelines.simulate.prediction.cluster import uncalibrated
+from pipelines.simulate.prediction.emulated_config import emulated_config
 from pipelines.simulate.prediction.engine_speed import decode_line, engine_intervals
 from schemas.records import Metric
 
@@ -62,13 +62,6 @@ def calibrated(config: Config, metrics: Sequence[Metric], name: str) -> Config:
     tokens = fmean(each.values["batch/tokens"] for each in ordered)
     context = config.context
     prompt = min(context - 1, max(1, round(tokens / rows - response)))
-    tasks = config.prompts.mixture  # the lengths measured are those of their mixture
-    prompts = PromptsConfig(
-        source="synthetic",
-        prompt_tokens=prompt,
-        max_new_tokens=max(task.max_new_tokens for task in tasks),
-        samples_per_prompt=tasks[0].samples_per_prompt,
-    )
     emulation = EngineEmulation(
         roofline=RooflineConfig(
             decode_ms=decode_line(intervals),
@@ -85,27 +78,15 @@ def calibrated(config: Config, metrics: Sequence[Metric], name: str) -> Config:
     trainer = TrainerEmulation(_step_line(ordered), stall, 0.0)
     trainer = replace(trainer, deviation=_deviation(ordered, trainer))
     vllm = config.rollout.engine == "vllm"  # KV as its memory allows; other engines have slots × context
-    return replace(
+    return emulated_config(
         config,
-        prompts=prompts,
-        score=replace(config.score, tasks=()),
-        rollout=replace(
-            config.rollout,
-            engine="emulated",
-            emulation=emulation,
-            context=context,
-            slots=config.rollout.slots or _measured(metrics, "capacity"),
-            kv_capacity=config.rollout.kv_capacity or (_measured(metrics, "kv_capacity") if vllm else None),
-            # What these settings do is in the times measured.
-            vllm={},
-            token_sampler="laminar",
-            tensor_parallel=1,
-            gpus=(),
-            speculation=False,
-            environments=(),
-        ),
-        trainer=replace(config.trainer, emulation=trainer, ranks=1, shard_ranks=0, context_ranks=1),
-        gateway=None,
+        prompt,
+        emulation,  # the lengths measured are those of all tasks
+        trainer,
+        context=context,
+        slots=config.rollout.slots or _measured(metrics, "capacity"),
+        kv_capacity=config.rollout.kv_capacity or (_measured(metrics, "kv_capacity") if vllm else None),
+        speculation=False,  # what it does is in the times measured
     )
 
 

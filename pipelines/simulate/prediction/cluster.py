@@ -42,7 +42,8 @@ class Cluster(CheckedSettings):
 
     `training_parts`: parts of a batch that the trainer may begin before the batch is complete (StreamRL).
     `train_gpus` and `gpus_per_replica` weigh idle time and cost; with `colocated` the trainer has the same GPUs.
-    `autoscaled`: the run has [autoscaling], which this `config` need not have.
+    `autoscaled`: the run has [autoscaling], which this `config` need not have. `assumed` says what is assumed of a run
+    whose engine is not emulated, and `weights_gb` has the GB of its weights, if known.
     """
 
     config: Config
@@ -52,6 +53,8 @@ class Cluster(CheckedSettings):
     gpus_per_replica: PositiveInt = 1
     colocated: bool = False
     autoscaled: bool = False
+    assumed: tuple[str, ...] = ()
+    weights_gb: float = 0.0
 
     def _check(self) -> None:
         config = self.config

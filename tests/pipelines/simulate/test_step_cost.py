@@ -7,16 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from predicted_clusters import small_cluster, small_config
+import tomli_w
+from predicted_clusters import TABLE, small_cluster, small_config
 
+from operators.rollout.emulation_config import RooflineConfig
+from operators.trainer.emulation import TrainerEmulation
 from pipelines.cli.cost import cost
-from pipelines.config import ConfigError, save_config
+from pipelines.config import ConfigError, load_config, save_config
 from pipelines.present.prediction import cost_lines
+from pipelines.simulate.prediction import assumptions
 from pipelines.simulate.prediction.cost import ResourcePrices, cost_of
 from pipelines.simulate.prediction.log_bytes import TENSORS, StepShape, log_bytes
 from pipelines.simulate.prediction.measurement import Prediction
 from schemas.topics import CATALOGUE
 
+SETUPS = sorted((Path(__file__).parents[3] / "examples" / "setups").glob("*.toml"))
 STEP = StepShape(
     trajectories=64,
     samples_per_prompt=8,
@@ -102,8 +107,63 @@ def test_cost_command_predicts_a_configuration(tmp_path: Path) -> None:
     assert data["written_bytes"] == sum(data["log_bytes"].values())
 
 
-def test_cost_command_refuses_a_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("setup", SETUPS, ids=lambda setup: setup.stem)
+def test_cost_command_takes_each_setup(setup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assumptions, "STEPS", 3)
+    config, report = load_config(setup), cost(setup, gpu_hour=2.0, json=True)
+    data, rollout = report.data, config.rollout
+    found = data["train_gpus"], data["replicas"], data["gpus_per_replica"]
+    assert found == (config.trainer.ranks, rollout.total_replicas, rollout.tensor_parallel)
+    gpus = config.trainer.ranks + rollout.total_replicas * rollout.tensor_parallel
+    assert data["gpu_price"] == pytest.approx(2.0 * gpus * data["seconds"] / 3600)
+    text = " ".join(data["assumed"])
+    for each in (Path(config.model.path).name, "built-in table of Qwen2.5-32B on 4 H800", "768 tokens at the median"):
+        assert each in text
+
+
+def test_assumed_decode_steps_of_the_table_are_its_own() -> None:
+    config = load_config(SETUPS[0])
+    size = assumptions.model_size(config)
+    assert (SETUPS[0].stem, size is not None) == ("qwen2.5-32b", True)
+    found, expected = assumptions.roofline_of(size, 4), RooflineConfig()  # type: ignore[arg-type]
+    assert [ms for _, ms in found.decode_ms] == pytest.approx([ms for _, ms in expected.decode_ms], rel=0.01)
+    assert (found.kv_ns, found.prefill_us) == pytest.approx((expected.kv_ns, expected.prefill_us), rel=0.01)
+    trainer = assumptions.trainer_of(size, 16)  # type: ignore[arg-type]
+    assert trainer.seconds(1e6) == pytest.approx(TrainerEmulation().seconds(1e6), rel=0.01)
+
+
+def real_config(folder: Path) -> Path:
+    """The cluster of `small_config` with a real engine, whose model is not here."""
+    file = folder / "run.toml"
+    table = {**TABLE, "rollout": {"engine": "vllm", "replicas": 4, "slots": 16, "context": 1024}}
+    del table["trainer"]
+    file.write_text(tomli_w.dumps(table | {"model": {"path": "model"}}))
+    return file
+
+
+def test_cost_of_a_real_engine_by_a_table(tmp_path: Path) -> None:
+    emulated = tmp_path / "table.toml"
+    strided = {"stride": 2, "lengths": {"p50": 100, "p99": 500}}
+    save_config(small_config(rollout__emulation=strided), emulated)
+    report = cost(real_config(tmp_path), emulation=emulated, prompt_tokens=16, json=True)
+    text = " ".join(report.data["assumed"])
+    assert f"the times of {emulated}, as they are" in text
+    assert "200 tokens at the median, 1,000 at the 99th percentile" in text
+    assert report.data["prompt_tokens"] == 16
+    own = cost(real_config(tmp_path), emulation=emulated, prompt_tokens=16, p50=20.0, p99=50.0, json=True).data
+    assert own["response_tokens"] < report.data["response_tokens"]
+    assert own["seconds"] < report.data["seconds"]
+
+
+def test_cost_command_refuses_a_model_without_a_size(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the size of the model .*model.* is not known here: .*--emulation FILE"):
+        cost(real_config(tmp_path))
+
+
+def test_cost_command_refuses_assumptions_of_an_emulated_run(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    file.write_text('[model]\npath = "model"\n')
-    with pytest.raises(ConfigError, match="only emulated runs are predicted"):
-        cost(file)
+    save_config(small_config(), file)
+    with pytest.raises(ConfigError, match="for runs with a real engine"):
+        cost(file, p50=100.0)
+    with pytest.raises(ConfigError, match=r"rollout\.engine is 'vllm', not 'emulated'"):
+        cost(real_config(tmp_path), emulation=real_config(tmp_path))
