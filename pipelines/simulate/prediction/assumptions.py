@@ -62,10 +62,12 @@ class Assumptions:
         tasks, rollout, size = config.prompts.mixture, config.rollout, model_size(config)
         longest, folder = max(task.max_new_tokens for task in tasks), Path(config.model.path)
         context = rollout.context or (context_length(folder) if (folder / "config.json").is_file() else 0)
-        prompt = self.prompt_tokens or min(PROMPT_TOKENS, max(1, context - longest) if context else PROMPT_TOKENS)
+        left = max(context - longest, context // 8) if context else PROMPT_TOKENS
+        prompt = self.prompt_tokens or min(PROMPT_TOKENS, left)
         context = context or prompt + longest
         if self.table is not None:
-            engine, trainer, times = self._times_of_table(self.table)
+            engine, trainer, measured = self._times_of_table(self.table)
+            times = [f"engine and trainer: the times of {self.table}, as they are for these replicas and this trainer"]
         elif size is None:
             known = ", ".join(target.model for target in TARGETS)
             raise ConfigError(
@@ -76,7 +78,8 @@ class Assumptions:
         else:
             engine = EngineEmulation(roofline_of(size, gpus_per_replica), pull_s=_pull_s(size, gpus_per_replica))
             trainer, times = trainer_of(size, train_gpus), _built_in(size, train_gpus, gpus_per_replica)
-        lengths = self._lengths(engine.lengths, longest)
+            measured = None
+        lengths = self._lengths(measured, longest)
         held = rollout.kv_capacity or rollout.most_slots * context
         emulated = emulated_config(
             config, prompt, replace(engine, lengths=lengths), trainer, context=context, slots=rollout.most_slots
@@ -100,8 +103,8 @@ class Assumptions:
             weights_gb=0.0 if size is None else element * size.parameters / 1e9,
         )
 
-    def _times_of_table(self, table: Path) -> tuple[EngineEmulation, TrainerEmulation, list[str]]:
-        """The times of `table` in real tokens. Raises ConfigError."""
+    def _times_of_table(self, table: Path) -> tuple[EngineEmulation, TrainerEmulation, LengthsConfig | None]:
+        """The times of `table`, and its lengths if it has any, in real tokens. Raises ConfigError."""
         given = load_config(table)
         if not given.emulated:
             raise ConfigError(f"--emulation {table}: rollout.engine is {given.rollout.engine!r}, not 'emulated'")
@@ -109,12 +112,11 @@ class Assumptions:
         if lengths.file and engine.stride > 1:
             raise ConfigError(f"--emulation {table}: lengths of a file cannot have a stride ({engine.stride})")
         real = replace(lengths, p50=lengths.p50 * engine.stride, p99=lengths.p99 * engine.stride)
-        text = f"engine and trainer: the times of {table}, as they are for these replicas and this trainer"
-        return replace(engine, stride=1, lengths=real), given.trainer.emulation, [text]
+        return replace(engine, stride=1), given.trainer.emulation, None if lengths == LengthsConfig() else real
 
-    def _lengths(self, of_table: LengthsConfig, longest: int) -> LengthsConfig:
-        if self.p50 is None and self.p99 is None and of_table != LengthsConfig():
-            return of_table
+    def _lengths(self, measured: LengthsConfig | None, longest: int) -> LengthsConfig:
+        if self.p50 is None and self.p99 is None and measured is not None:
+            return measured
         p99 = self.p99 or max(longest, self.p50 or 1.0)
         return LengthsConfig(self.p50 or max(1.0, p99 / SHORTER), p99)
 

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from record_factories import prompt, shard
+from report_server import Reports
 from waiting import until
 
 from infra.certificates import write_gateway_files, write_relay_files
@@ -35,47 +35,6 @@ from operators.io.episode_keys import ADDRESS_FILE, EpisodeKeys
 from schemas.records import Assignment
 
 REPORTS = "import json, os; report = lambda **of: open(os.environ['LAMINAR_REPORT'], 'w').write(json.dumps(of)); "
-
-
-class Reports:
-    """A gateway that keeps the reports; it refuses the first `refused` of them, and rejects those with rewards."""
-
-    def __init__(self, folder: Path) -> None:
-        self.received: list[dict[str, Any]] = []
-        self.keys: list[str] = []
-        self.refused, self.refusal = 0, 503
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                outer.keys.append(self.headers["authorization"])
-                if outer.refused:
-                    outer.refused -= 1
-                    self.send_error(outer.refusal)
-                    return
-                if "rewards" in body:
-                    self.send_response(400)
-                    self.end_headers()
-                    self.wfile.write(json.dumps({"error": {"message": "rewards: no such id"}}).encode())
-                    return
-                outer.received.append(body)
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever)
-        self.thread.start()
-        port = self.server.server_address[1]
-        (folder / ADDRESS_FILE).write_text(json.dumps({"url": f"http://127.0.0.1:{port}/v1", "port": port}))
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
 
 
 @pytest.fixture

@@ -174,6 +174,8 @@ def test_calibration_takes_the_mixture_of_several_tasks(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, metrics_of_a_run())
     save_config(config_of_tasks(4, 4), folder / CONFIG_FILE)
     assert question(run=folder).cluster().config.prompts.max_new_tokens == 100
+    save_config(load_config(folder / CONFIG_FILE, ["trainer.ranks=2"]), folder / CONFIG_FILE)
+    assert question(run=folder, train_gpus=None).cluster().train_gpus == 2
     data = cost_module.cost(calibrate=folder, changes=["trainer.optimizer_steps=4"], json=True).data
     assert (data["trajectories"], data["prompt_tokens"]) == (32, 10)
     save_config(config_of_tasks(4, 8), folder / CONFIG_FILE)
@@ -184,7 +186,7 @@ def test_calibration_takes_the_mixture_of_several_tasks(tmp_path: Path) -> None:
 def test_unpredictable_configurations_are_rejected_at_once(tmp_path: Path) -> None:
     file = tmp_path / "two.toml"
     for config, error in (
-        (config_of_tasks(4, 4), "then give its folder in place of the configuration: --calibrate runs/NAME$"),
+        (config_of_tasks(4, 4), "let the run generate for some minutes and give its folder: --calibrate runs/NAME$"),
         (config_of_tasks(4, 8), "neither from their configuration nor by --calibrate"),
         (small_config(prompts__tasks=[{"name": name, "source": "synthetic"} for name in "ab"]), "remove prompts.tasks"),
     ):

@@ -150,6 +150,9 @@ def test_cost_of_a_real_engine_by_a_table(tmp_path: Path) -> None:
     assert f"the times of {emulated}, as they are" in text
     assert "200 tokens at the median, 1,000 at the 99th percentile" in text
     assert report.data["prompt_tokens"] == 16
+    strided["lengths"] = {"p50": 1000, "p99": 8000}  # in real tokens the default's
+    save_config(small_config(rollout__emulation=strided), emulated)
+    assert "2,000 tokens at the median" in str(cost(real_config(tmp_path), emulation=emulated, json=True).data)
     own = cost(real_config(tmp_path), emulation=emulated, prompt_tokens=16, p50=20.0, p99=50.0, json=True).data
     assert own["response_tokens"] < report.data["response_tokens"]
     assert own["seconds"] < report.data["seconds"]
