@@ -22,7 +22,7 @@ from infra.kafka.record_batches import Marker
 FETCH_BYTES = 1 << 16
 """How much of a partition is fetched at once: between two outputs there may be many records of others."""
 NEAR = 500
-"""The next output is read on to if it is at most so many offsets away, and sought if it is farther."""
+"""The next output is read on to if it is at most so many offsets, and about FETCH_BYTES, away; else it is sought."""
 
 
 class OutputAborted(CannotResume):
@@ -68,25 +68,33 @@ def read_outcomes(observer: Any, written: Mapping[str, Sequence[int]]) -> Outcom
     observer.assign(list(reading))
     for place, outputs in reading.items():
         observer.seek(place, max(begins[place], outputs.next))
-    idle = 0
+    idle, sizes = 0, dict.fromkeys(reading, 0.0)
     while reading:
         polled = observer.poll(timeout_ms=POLL_MS)
         idle = 0 if polled else idle + 1
         if idle > MAX_IDLE_POLLS:
             raise KafkaTimeoutError(f"{', '.join(sorted({place.topic for place in reading}))} cannot be read")
         for place, records in polled.items():
-            aborted += ((place, offset) for offset in reading[place].follow(record.value for record in records))
+            found = [record.value for record in records]
+            aborted += ((place, offset) for offset in reading[place].follow(found))
+            sizes[place] = _record_bytes(found)
         ended = False
         for place, outputs in list(reading.items()):
             position = position_in(observer, place, POLL_MS) or 0
             if not outputs.left or max(position, outputs.next) >= ends[place]:
                 del reading[place]
                 ended = True
-            elif outputs.next - position > NEAR:
+            elif (gap := outputs.next - position) > NEAR or gap * sizes[place] > FETCH_BYTES:
                 observer.seek(place, outputs.next)
         if ended and reading:
             observer.assign(list(reading))  # the others are not read any further
     return Outcomes(aborted, {name_of(place): list(outputs.left) for place, outputs in followed.items()})
+
+
+def _record_bytes(found: Sequence[Any]) -> float:
+    """The mean size in bytes of the records in batches and markers."""
+    size = sum(len(value or b"") for each in found if not isinstance(each, Marker) for value in each.values)
+    return size / max(1, sum(map(len, found)))
 
 
 class _Outputs:

@@ -26,7 +26,7 @@ from infra.kafka.note import Note, NoteUndecided, last_note, place_of
 from infra.kafka.present_leaders import read_bounds
 from infra.kafka.session_config import SessionConfig
 
-VERIFY_COMMITS = 1000
+VERIFY_COMMITS = 250
 """After this many commits the shard compares all of them with the log."""
 
 
