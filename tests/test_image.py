@@ -22,6 +22,12 @@ LINES = (ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
 ENGINE = next((name for name in ("docker", "podman") if shutil.which(name)), None)
 
 
+@pytest.fixture(autouse=True)
+def own_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of `make` here do not get the ARGS of a `make test` that runs them."""
+    monkeypatch.delenv("MAKEFLAGS", raising=False)
+
+
 def instructions(name: str) -> list[str]:
     """The arguments of every instruction `name`."""
     return [line.removeprefix(f"{name} ") for line in LINES if line.startswith(f"{name} ")]

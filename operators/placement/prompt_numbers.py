@@ -17,7 +17,7 @@ PROMPT_WRITERS: Mapping[Purpose, str] = {"train": "prompts", "evaluation": "eval
 
 class PromptNumbers:
     """The next number of each purpose, 0 before the first prompt. Prompts are numbered densely: a wrong number would
-    leave a permanent gap.
+    leave a permanent gap. A start reads again, in order, those whose trajectories have not all begun.
 
     `state` is that of the last commit, {} before the first commit. None if its note has no such state: the first prompt
     of each purpose may then have any number. `notes` also reads those of open transactions: a prompt may be visible
@@ -29,6 +29,8 @@ class PromptNumbers:
         self._accepts_any = state is None
         self._notes = notes
         self._written: dict[Purpose, int | None] = {}
+        self._last: dict[Purpose, int] = {}
+        """The last number that this start has accepted; not one after a hole, which may be of another program."""
 
     def begin_poll(self) -> None:
         """Read the notes again when they are needed: further prompts may have been written."""
@@ -36,7 +38,9 @@ class PromptNumbers:
 
     def invalid_reason(self, purpose: Purpose, number: int) -> str | None:
         """Why the number is invalid; None if it is valid, which is recorded."""
-        expected = self._next.get(purpose, number if self._accepts_any else 0)
+        expected, last = self._next.get(purpose, number if self._accepts_any else 0), self._last.get(purpose, -1)
+        if number <= last:
+            return f"prompt number {number} comes after number {last}: it is of another program"
         if number > expected + MAX_PROMPTS_AHEAD:
             return f"prompt number {number} is more than {MAX_PROMPTS_AHEAD} ahead of number {expected - 1}"
         if number > expected:
@@ -50,6 +54,8 @@ class PromptNumbers:
                 'experience.over_age = "wait" the buffer waits for them for ever: start a new run from a checkpoint',
                 *(group_id(purpose, each) for each in (expected, number - 1, number)),
             )
+        if number <= self._next.get(purpose, -1 if self._accepts_any else 0):
+            self._last[purpose] = number
         self._next[purpose] = max(expected, number + 1)
         return None
 

@@ -38,6 +38,20 @@ def test_prompt_of_another_program_is_a_dead_letter() -> None:
     assert names(placement.run()) == ["p0.0", "p1.0", "p2.0"]
 
 
+def test_repeated_prompt_is_a_dead_letter() -> None:
+    """The further samples that it asks for would never be scored, nor admit others."""
+    placement = with_drawn(2)
+    placement.prompts(0, 1, samples=1)
+    assert names(placement.run()) == ["p0.0", "p1.0"]
+    placement.prompts(0, samples=8)
+    outputs = placement.run()
+    assert names(outputs) == []
+    assert dead_letters(outputs) == ["prompt number 0 comes after number 1: it is of another program"]
+    placement.restart()  # reads again what has not begun, and the repeated one, in order
+    placement.beat(0, placement.publish(1), incarnation=2, capacity=64)
+    assert names(placement.run()) == ["p0.0", "p1.0"]
+
+
 def test_hole_in_prompt_numbers_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     placement = with_drawn(6)
     placement.prompts(0, 3, 4, 5, samples=1)
@@ -59,7 +73,7 @@ def test_prompt_numbers_read_notes_once_a_poll_if_needed() -> None:
         return {0: Note(state={"number": 2})}
 
     numbers = PromptNumbers({}, notes)
-    assert [numbers.invalid_reason("train", number) for number in (0, 1, 0)] == [None] * 3
+    assert [numbers.invalid_reason("train", number) for number in (0, 1)] == [None] * 2
     assert calls == []
     assert all(numbers.invalid_reason("train", number) for number in (3, 4, 99_999))
     assert calls == ["prompts"]

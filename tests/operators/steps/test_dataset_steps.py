@@ -21,7 +21,7 @@ Graph = Callable[..., RoleGraph]
 def exported(graph: Graph, tmp_path: Path) -> Path:
     folder = tmp_path / "dataset"
     rows = Block.of([experience(trajectory(prompt(4), member)) for member in range(2)])
-    role = graph("export", ExportConfig(folder, Contents("run", "experiences", starts={0: 0})), CLIENT)
+    role = graph("export", ExportConfig(folder, Contents("run", "experiences", starts={0: 0})), CLIENT, 60.0)
     assert role.fold("collect rows and write files", [(EXPERIENCES, rows)], [], last=True) == []
     return folder
 
@@ -32,7 +32,7 @@ def test_collect_rows_and_write_files_exports_each_row(exported: Path) -> None:
 
 
 def test_import_rows_writes_the_exported_rows_with_new_numbers(graph: Graph, exported: Path) -> None:
-    outputs = graph("imports", exported, "other", CLIENT, 2).fold("import rows", [], [])
+    outputs = graph("imports", exported, "other", CLIENT, 2, 60.0).fold("import rows", [], [])
     experiences = [row for output in outputs if output.topic is EXPERIENCES for row in output.record.records()]
     assert [each.trajectory.trajectory_id for each in experiences] == ["i0.0", "i0.1"]
     (metric,) = [output.record for output in outputs if output.topic is METRICS]

@@ -161,6 +161,7 @@ def test_run_resumes_with_shards_of_the_buffer_up_to_its_most() -> None:
 BEFORE_RECORDS = {
     "autoscaling": "bounds that do not fit the inboxes",
     "deploy": "manifests",
+    "kafka.client_properties": "what a host that joins has of its own",
     "kafka.partitions": "new topics",
     "kafka.replication_factor": "new topics",
     "placement.max_replicas": "bounds that do not fit the inboxes",
@@ -169,6 +170,7 @@ BEFORE_RECORDS = {
     "prompts.max_new_tokens": "the trial",
     "prompts.source": "checks of the model",
     "relay.advertise": "an address",
+    "relay.token_file": "what a host that joins has of its own",
     "rollout": "the memory of a machine, and how responses are drawn",
     "score.answer": "the trial",
     "score.rewards": "rewards that do not fit the prompts",

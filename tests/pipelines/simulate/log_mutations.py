@@ -31,7 +31,7 @@ def note_offsets_are_lost(patch: pytest.MonkeyPatch) -> None:
 
 def note_is_lost(patch: pytest.MonkeyPatch) -> None:
     """A start finds no note, so start numbers repeat."""
-    patch.setattr("infra.kafka.session.last_note", lambda *args: None)
+    patch.setattr("infra.kafka.session.last_note", lambda *args, **options: None)
     patch.setattr(Session, "_check_first_start", lambda *args: None)
 
 

@@ -146,7 +146,7 @@ def test_defects_of_weights_trims_and_upgrades_are_found(monkeypatch: pytest.Mon
             SimulatedHistory(0, "plain", read_again),
             "placement ended with LogTruncated",
         ),
-        "earlier_versions_of_records_are_not_read": (upgrade, "cannot be decoded: unknown schema"),
+        "earlier_versions_of_records_are_not_read": (upgrade, "unknown schema b'ReplicaStatus/3'"),
     }
     for name, (history, reason) in cases.items():
         assert play(history).failure is None

@@ -15,7 +15,7 @@ from waiting import until
 from infra.kafka.properties import ClientProperties
 from infra.listening import exposed_addresses
 from pipelines.cli import metrics
-from pipelines.cli.options import Address, RunClient
+from pipelines.cli.options import RunClient, TransactionalAddress
 from pipelines.config import load_config
 from pipelines.present.view.exposition import serving_metrics
 
@@ -118,7 +118,8 @@ def test_audits_wait_for_the_time_out_of_the_run(
     file.parent.mkdir(parents=True)
     file.write_text("[run]\nname = 'first'\n[kafka]\ntransaction_timeout_s = 7.0")
     client = RunClient("first", ClientProperties.at("kafka:9092"))
-    with metrics._audits(Address(run="first"), client, 60.0, lambda counts: None, given) as audits:
+    address = TransactionalAddress(run="first", transaction_timeout=given)
+    with metrics._audits(address, client, 60.0, lambda counts: None) as audits:
         assert load_config(audits._config_file).kafka.transaction_timeout_s == expected
 
 
