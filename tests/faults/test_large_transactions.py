@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from faults.proxied_broker import ProxiedBroker
@@ -14,6 +15,7 @@ from infra.kafka.open_transactions import open_transactions
 from infra.kafka.session import Outgoing, Partition, Session, SessionLost
 from infra.kafka.session_config import Input, SessionConfig
 from infra.kafka.sessions import SESSIONS
+from infra.kafka.transactions import TransactionalProducer
 from operators.io.commits import MAX_TRANSACTION_BYTES
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Emission, Output
@@ -78,6 +80,12 @@ def test_sink_commits_an_emission_larger_than_the_bound(proxied: ProxiedBroker, 
         SESSIONS.close(config.group)
     with admin_client(proxied.direct) as admin:
         assert list(end_offsets(admin, [topic]).values()) == [records + 1]  # and the marker
+
+
+def test_own_time_out_of_a_transaction_names_the_setting() -> None:
+    error = TransactionalProducer._too_slow(SimpleNamespace(_bound_s=5.0))  # type: ignore[arg-type]
+    assert "the transaction did not end within 5 s; " in str(error)
+    assert str(error).endswith("raise kafka.transaction_timeout_s")
 
 
 def test_session_names_the_setting_after_a_transaction_timeout(proxied: ProxiedBroker, config: SessionConfig) -> None:

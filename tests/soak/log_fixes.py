@@ -143,7 +143,13 @@ TRANSACTIONS = (
         "a transaction that is too slow names its setting",
         "infra/kafka/transactions.py",
         (('"raise kafka.transaction_timeout_s"', '""'),),
-        "tests/faults/test_large_transactions.py::test_session_names_the_setting_after_a_transaction_timeout",
+        "tests/faults/test_large_transactions.py::test_own_time_out_of_a_transaction_names_the_setting",
+    ),
+    Fix(
+        "a transaction that the brokers abort names its setting",
+        "infra/kafka/session.py",
+        ((", fenced by placement, or aborted after kafka.transaction_timeout_s: ", ", or fenced by placement: "),),
+        "tests/faults/test_large_transactions.py::test_session_names_the_setting_after_an_abort_by_the_brokers",
     ),
     Fix(
         "no transaction writes to a topic of plain producers",
