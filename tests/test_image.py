@@ -25,7 +25,8 @@ ENGINE = next((name for name in ("docker", "podman") if shutil.which(name)), Non
 @pytest.fixture(autouse=True)
 def own_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands of `make` here do not get the ARGS of a `make test` that runs them."""
-    monkeypatch.delenv("MAKEFLAGS", raising=False)
+    for name in ("ARGS", "MAKEFLAGS", "MAKELEVEL"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def instructions(name: str) -> list[str]:
