@@ -233,7 +233,7 @@ class LaminarRun(Command):
         saved = self.folder / CONFIG_FILE
         return Path(tomllib.loads(saved.read_text())["relay"]["store"] if saved.exists() else self.folder / "weights")
 
-    def _temporary_files(self) -> list[Path]:
+    def temporary_files(self) -> list[Path]:
         """What is in the temporary directory of commands and was not there when the run was started."""
         return sorted({*unexpected_in(self.server.temporary)} - self._temporary_before)
 
@@ -241,7 +241,7 @@ class LaminarRun(Command):
         """Processes and files of the run that are left outside its folder."""
         found = [f"{process.pid} {' '.join(_command(process))[:80]}" for process in self.processes()]
         found += [str(store) for store in [self.weights_folder()] if store.exists()]
-        found += map(str, self._temporary_files())
+        found += map(str, self.temporary_files())
         address = self.state().get("bootstrap_servers", "")
         if (self.folder / "kafka").exists() and address and _listens(address):
             found.append(f"a broker at {address}")

@@ -41,6 +41,7 @@ def test_compact_run_survives_kills_of_each_process(start_run: StartRun, run_id:
         kill(run, name)
         starts = sum(each in (LIGHT, ZYGOTE) for each in KILLS[:count]) + 1  # the roles die with the zygote
         run.until(lambda n=starts: have_started(n), 60, f"start {starts}")  # type: ignore[misc]
+    assert {path.name.rpartition("-")[0] for path in run.temporary_files()} <= {"laminar-run", "laminar-audit"}
     assert run.wait(600) == 0, run.output()
     audit = run.audit()
     assert audit["passed"]
