@@ -158,12 +158,6 @@ TRANSACTIONS = (
         "tests/operators/relay/test_relay_heartbeats.py::test_sink_rejects_topics_of_plain_producers",
     ),
     Fix(
-        "relays publish heartbeats outside of transactions",
-        "schemas/topics.py",
-        (('riving",\n    _PLAIN,\n    transactional=False,', 'riving",\n    _PLAIN,'),),
-        "tests/operators/relay/test_relay_heartbeats.py::test_sink_rejects_topics_of_plain_producers",
-    ),
-    Fix(
         "a relay beats while no step runs",
         "operators/relay/relay.py",
         (("fold.heartbeats = HeartbeatThread(", "fold.heartbeats = None and HeartbeatThread("),),

@@ -93,6 +93,12 @@ LIVENESS = (
         "tests/operators/trainer/test_rejected_batches.py::test_untrainable_batch_is_a_dead_letter",
     ),
     Fix(
+        "relays publish heartbeats outside of transactions",
+        "schemas/topics.py",
+        (('riving",\n    _PLAIN,\n    transactional=False,', 'riving",\n    _PLAIN,'),),
+        "tests/operators/relay/test_relay_heartbeats.py::test_sink_rejects_topics_of_plain_producers",
+    ),
+    Fix(
         "killed roles leave their files in a folder of the run",
         "pipelines/run/zygote.py",
         (('            os.environ["TMPDIR"] = tempfile.tempdir = temporary_folder\n', "            pass\n"),),
