@@ -135,13 +135,18 @@ class ClusterRun:
         self.cluster.wait()
         before = self.batches()
         survived.recovered_s = round(self.until(lambda: self.batches() >= before + AFTERWARDS, "more batches"), 1)
+        self.until(lambda: bool(self.trained()), "a trained batch")
         self._stop_roles()
         survived.anomalies = self._check()
         log = self.log
         survived.batches = len({row["batch"] for _, _, row in log.rows("batches", "MicroBatch")})
-        survived.trained = len({b for _, _, row in log.rows("relay", "WeightVersion") for b in row["batches"]})
+        survived.trained = len(self.trained())
         survived.restarts = self.restarts
         return survived
+
+    def trained(self) -> set[int]:
+        """The batches that the versions in the log were trained with."""
+        return {batch for _, _, row in self.log.rows("relay", "WeightVersion") for batch in row["batches"]}
 
     @property
     def log(self) -> RunLog:
