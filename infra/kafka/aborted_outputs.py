@@ -2,7 +2,8 @@
 
 Kafka lets an administrator end a transaction in one partition. The producer does not learn of it: its next records
 there are accepted, and its commit succeeds. So the outcome of each commit is read in each partition, from the marker
-that follows its last record there. What cannot be told counts as committed: records that compaction has removed.
+that follows its last record there. An output whose record compaction has removed counts as committed: its outcome is
+not known.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is assumed to predict a run with a real engine before it has run: times of engine and trainer, and lengths.
+"""Assumptions for predicting a run with a real engine before its first start: times of engine and trainer, lengths.
 
 Without a table of the user's, times are those of the emulated engine's default, Qwen2.5-32B on four H800 (decode steps
 measured by the Laminar paper) and a trainer of 16 H800, with the weights, layers and arithmetic of the run's model.
