@@ -17,7 +17,8 @@ import pytest
 import tomli_w
 from blake3 import blake3
 from faults.cluster import Cluster
-from faults.network import Network, NoNetwork, within
+from faults.network import Network, within
+from faults.without_network import skipped_without_network
 from synthetic_run import manifest
 
 from infra.files import create_secret
@@ -141,11 +142,8 @@ class Tier:
 
 @pytest.fixture
 def tier(tmp_path: Path) -> Iterator[Tier]:
-    try:
-        with ExitStack() as stack:
-            yield Tier(stack, tmp_path)
-    except NoNetwork as reason:
-        pytest.skip(str(reason))
+    with skipped_without_network(), ExitStack() as stack:
+        yield Tier(stack, tmp_path)
 
 
 @pytest.mark.slow

@@ -24,7 +24,8 @@ import pytest
 import yaml
 from deployments import write_example
 from end_to_end.small_runs import SMALL, make_model
-from faults.network import Network, NoNetwork, within
+from faults.network import Network, within
+from faults.without_network import skipped_without_network
 from pods import Cluster, Container, Pod, given_to
 
 from infra.certificates import write_relay_files
@@ -232,11 +233,8 @@ class Composed:
 
 @pytest.fixture
 def composed(tmp_path: Path) -> Iterator[Composed]:
-    with ExitStack() as stack:
-        try:
-            yield Composed(stack, tmp_path)
-        except NoNetwork as reason:
-            pytest.skip(str(reason))
+    with skipped_without_network(), ExitStack() as stack:
+        yield Composed(stack, tmp_path)
 
 
 @pytest.mark.slow

@@ -23,7 +23,8 @@ import yaml
 from deployments import resources, write_example
 from end_to_end.small_runs import SMALL, make_model
 from faults.cluster import Cluster as Brokers
-from faults.network import Network, NoNetwork, within
+from faults.network import Network, within
+from faults.without_network import skipped_without_network
 from pods import Cluster, Container, Pod, given_to, until_all
 
 from infra.certificates import write_relay_files
@@ -147,11 +148,8 @@ class Deployed:
 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
-    with ExitStack() as stack:
-        try:
-            yield Deployed(stack, tmp_path_factory.mktemp("deployed"))
-        except NoNetwork as reason:
-            pytest.skip(str(reason))
+    with skipped_without_network(), ExitStack() as stack:
+        yield Deployed(stack, tmp_path_factory.mktemp("deployed"))
 
 
 @pytest.mark.slow

@@ -27,7 +27,8 @@ import yaml
 from api_server import ApiServer
 from deployments import GATEWAY, resources, write_example
 from end_to_end.small_runs import SMALL, make_model
-from faults.network import Network, NoNetwork, within
+from faults.network import Network, within
+from faults.without_network import skipped_without_network
 from pods import Cluster, Container, Pod, given_to, until_all
 from test_executed_jobs import SecureBrokers, created_secrets, kafka_files
 
@@ -215,11 +216,8 @@ def _templates(files: dict[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[Guarded]:
-    with ExitStack() as stack:
-        try:
-            yield Guarded(stack, tmp_path)
-        except NoNetwork as reason:
-            pytest.skip(str(reason))
+    with skipped_without_network(), ExitStack() as stack:
+        yield Guarded(stack, tmp_path)
 
 
 @pytest.mark.slow
